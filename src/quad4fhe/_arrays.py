@@ -1,0 +1,81 @@
+"""The one place where arrays from outside are checked: shape, numbers, finiteness.
+
+What a bad value means to the caller is said here once; every module above works with checked float64 arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from quad4fhe.errors import InputError
+
+Array = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+CHUNK_BYTES = 32 * 2**20  # working memory of one streamed chunk; small enough to stay near the cache
+
+
+def _numeric(name: str, value: ArrayLike) -> NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"{name} is not a rectangular array ({error})") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(
+            f"{name} has dtype {array.dtype}, wanted real numbers; convert it with .astype(float)"
+        )
+    return array
+
+
+def _require_finite(name: str, array: NDArray[Any], first_row: int = 0) -> None:
+    bad = ~np.isfinite(array)
+    if bad.any():
+        where = np.argwhere(bad)[0]
+        place = ", ".join(str(int(i) + (first_row if axis == 0 else 0)) for axis, i in enumerate(where))
+        raise InputError(
+            f"{name} has {int(bad.sum())} NaN or infinite values, the first at [{place}]; "
+            "remove or impute them first"
+        )
+
+
+def tensor(name: str, value: ArrayLike, ndim: int) -> Array:
+    """Return `value` as a finite, contiguous, read-only float64 copy with `ndim` axes."""
+    array = _numeric(name, value)
+    if array.ndim != ndim:
+        kind = {1: "a vector", 2: "a matrix"}[ndim]
+        raise InputError(f"{name} has shape {array.shape}, wanted {kind}")
+    _require_finite(name, array)
+    # Adding zero turns -0.0 into 0.0, so that equal numbers have equal bytes and equal hashes.
+    out = np.array(array, dtype=np.float64, order="C") + 0.0
+    out.setflags(write=False)
+    return out
+
+
+def samples(name: str, value: ArrayLike, columns: int) -> NDArray[Any]:
+    """Check a sample matrix (n, columns) without copying it; a memory-mapped array stays on disk.
+
+    Finiteness is checked chunk by chunk in `row_chunks`, so that huge inputs are read once.
+    """
+    array = _numeric(name, value)
+    if array.ndim != 2:
+        raise InputError(
+            f"{name} has shape {array.shape}, wanted (samples, {columns}); for one sample use X.reshape(1, -1)"
+        )
+    if array.shape[1] != columns:
+        raise InputError(f"{name} has {array.shape[1]} columns, but the model takes {columns} features")
+    return array
+
+
+def row_chunks(name: str, array: NDArray[Any], row_bytes: int) -> Iterator[tuple[slice, Array]]:
+    """Yield (rows, float64 chunk) over a sample matrix, each chunk near CHUNK_BYTES of `row_bytes` rows."""
+    step = max(1, CHUNK_BYTES // max(1, row_bytes))
+    for start in range(0, array.shape[0], step):
+        rows = slice(start, min(start + step, array.shape[0]))
+        chunk = np.ascontiguousarray(array[rows], dtype=np.float64)
+        _require_finite(name, chunk, first_row=start)
+        yield rows, chunk

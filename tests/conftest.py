@@ -1,0 +1,50 @@
+"""Shared fixtures: the trained models of the data folder, skipped by name where the folder is absent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quad4fhe import MLP
+
+DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+MODELS = ("breast_cancer", "diabetes", "shuttle", "otto", "sst5")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One trained width-256 model with its calibration and test arrays."""
+
+    name: str
+    path: Path
+    mlp: MLP
+    X_cal: NDArray[np.float32]
+    X_test: NDArray[np.float32]
+    y_test: NDArray[np.int16]
+
+
+@cache
+def _load(name: str) -> Trained:
+    path = DATA / "models" / f"{name}.npz"
+    with np.load(path) as z:
+        mlp = MLP(z["W1"], z["b1"], z["W2"], z["b2"])
+        return Trained(name, path, mlp, z["X_cal"], z["X_test"], z["y_test"])
+
+
+@pytest.fixture(scope="session")
+def trained() -> Callable[[str], Trained]:
+    """Load one of the trained models by name."""
+
+    def load(name: str) -> Trained:
+        if not (DATA / "models" / f"{name}.npz").exists():
+            pytest.skip(f"no trained model {name}: set QUAD4FHE_DATA to the data folder (looked in {DATA})")
+        return _load(name)
+
+    return load
