@@ -26,9 +26,7 @@ def _numeric(name: str, value: ArrayLike) -> NDArray[Any]:
     except ValueError as error:
         raise InputError(f"{name} is not a rectangular array ({error})") from None
     if array.dtype.kind not in "biuf":
-        raise InputError(
-            f"{name} has dtype {array.dtype}, wanted real numbers; convert it with .astype(float)"
-        )
+        raise InputError(f"{name} has dtype {array.dtype}, wanted real numbers; convert it with .astype(float)")
     return array
 
 
@@ -38,8 +36,7 @@ def _require_finite(name: str, array: NDArray[Any], first_row: int = 0) -> None:
         where = np.argwhere(bad)[0]
         place = ", ".join(str(int(i) + (first_row if axis == 0 else 0)) for axis, i in enumerate(where))
         raise InputError(
-            f"{name} has {int(bad.sum())} NaN or infinite values, the first at [{place}]; "
-            "remove or impute them first"
+            f"{name} has {int(bad.sum())} NaN or infinite values, the first at [{place}]; remove or impute them first"
         )
 
 

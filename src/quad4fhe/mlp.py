@@ -40,14 +40,10 @@ class MLP:
         if 0 in (units, features, classes):
             raise InputError(f"W1 {first.shape} and W2 {head.shape} must not be empty")
         if first_bias.shape != (units,):
-            raise InputError(
-                f"b1 has {first_bias.size} entries, but W1 {first.shape} has {units} hidden units"
-            )
+            raise InputError(f"b1 has {first_bias.size} entries, but W1 {first.shape} has {units} hidden units")
         if head.shape[1] != units:
             hint = " (rows of W2 are classes: pass its transpose)" if head.shape[0] == units else ""
-            raise InputError(
-                f"W2 has shape {head.shape}, wanted (classes, {units}) to match W1 {first.shape}{hint}"
-            )
+            raise InputError(f"W2 has shape {head.shape}, wanted (classes, {units}) to match W1 {first.shape}{hint}")
         if head_bias.shape != (classes,):
             raise InputError(f"b2 has {head_bias.size} entries, but W2 {head.shape} has {classes} classes")
         for name, value in (("W1", first), ("b1", first_bias), ("W2", head), ("b2", head_bias)):
@@ -135,4 +131,5 @@ def decide(logits: Array) -> IntArray:
     """Decisions from logits (n, K): the sign for K = 1, else the largest, the lowest index on a tie."""
     if logits.shape[1] == 1:
         return (logits[:, 0] > 0).astype(np.int64)
-    return np.argmax(logits, axis=1).astype(np.int64)
+    winners: IntArray = np.argmax(logits, axis=1).astype(np.int64)
+    return winners
