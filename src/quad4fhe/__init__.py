@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from quad4fhe.certificate import Certificate, Evidence, Verified, verify
 from quad4fhe.errors import (
     CertificateError,
+    FitError,
     InputError,
     MissingExtraError,
     Quad4FHEError,
     TargetNotReachedError,
 )
+from quad4fhe.fit import Fit, fit
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
 
@@ -16,10 +19,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MLP",
+    "Certificate",
     "CertificateError",
+    "Evidence",
+    "Fit",
+    "FitError",
     "InputError",
     "MissingExtraError",
     "Quad4FHEError",
     "QuadraticModel",
     "TargetNotReachedError",
+    "Verified",
+    "fit",
+    "verify",
 ]

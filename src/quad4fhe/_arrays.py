@@ -5,7 +5,8 @@ What a bad value means to the caller is said here once; every module above works
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,21 @@ def row_chunks(name: str, array: NDArray[Any], row_bytes: int) -> Iterator[tuple
         chunk = np.ascontiguousarray(array[rows], dtype=np.float64)
         _require_finite(name, chunk, first_row=start)
         yield rows, chunk
+
+
+def sha256(tag: str, arrays: Iterable[Array]) -> str:
+    """A hash of numbers and shapes; `tag` keeps the hashes of different kinds of thing apart."""
+    digest = hashlib.sha256(tag.encode())
+    for array in arrays:
+        digest.update(np.array(array.shape, dtype="<u8").tobytes())
+        digest.update(np.ascontiguousarray(array, dtype="<f8").tobytes())
+    return digest.hexdigest()
+
+
+def samples_sha256(name: str, array: NDArray[Any]) -> str:
+    """A hash of a sample matrix by value: the same for float32 and float64 copies of the same numbers."""
+    digest = hashlib.sha256(b"quad4fhe-samples-1")
+    digest.update(np.array(array.shape, dtype="<u8").tobytes())
+    for _, chunk in row_chunks(name, array, 8 * max(1, array.shape[1])):
+        digest.update((chunk + 0.0).astype("<f8").tobytes())
+    return digest.hexdigest()

@@ -24,5 +24,9 @@ class CertificateError(Quad4FHEError):
     """A certificate does not hold for this fit and this data (exit code 1 on the command line)."""
 
 
+class FitError(Quad4FHEError):
+    """The regime that was asked for has no solution on this data (exit code 1 on the command line)."""
+
+
 class TargetNotReachedError(Quad4FHEError):
     """No family reaches the agreement that was asked for (exit code 1 on the command line)."""

@@ -6,7 +6,7 @@ Decides what a model is (four finite arrays of matching shapes) and what it answ
 
 from __future__ import annotations
 
-import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from quad4fhe._arrays import Array, IntArray, row_chunks, samples, tensor
+from quad4fhe._arrays import Array, IntArray, row_chunks, samples, sha256, tensor
 from quad4fhe.errors import InputError
 
 
@@ -70,13 +70,14 @@ class MLP:
         return max(2, self.outputs)
 
     @property
+    def head_sums(self) -> Array:
+        """B_c = sum_j W2[c, j], correctly rounded, so that it is the same number on every machine; shape (K,)."""
+        return np.array([math.fsum(row) for row in self.W2])
+
+    @property
     def sha256(self) -> str:
         """A hash of the four arrays; two models with equal numbers have equal hashes."""
-        digest = hashlib.sha256(b"quad4fhe-mlp-1")
-        for array in (self.W1, self.b1, self.W2, self.b2):
-            digest.update(np.array(array.shape, dtype="<u8").tobytes())
-            digest.update(np.ascontiguousarray(array, dtype="<f8").tobytes())
-        return digest.hexdigest()
+        return sha256("quad4fhe-mlp-1", (self.W1, self.b1, self.W2, self.b2))
 
     def hidden(self, X: ArrayLike) -> Array:
         """Pre-activations y = W1 x + b1, shape (n, m)."""

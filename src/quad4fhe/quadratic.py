@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from quad4fhe._arrays import Array, IntArray, row_chunks, samples, tensor
+from quad4fhe._arrays import Array, IntArray, row_chunks, samples, sha256, tensor
 from quad4fhe.errors import InputError
 from quad4fhe.mlp import MLP, decide
 
@@ -52,7 +52,7 @@ class QuadraticModel:
 
         The threshold belongs to a binary decision: it is taken from the one score, or from class 1 of two.
         """
-        c = mlp.b2 + eta * mlp.W2.sum(axis=1)
+        c = mlp.b2 + eta * mlp.head_sums
         c[-1] -= tau
         return cls(mlp.W1, mlp.b1, alpha * mlp.W2, beta * mlp.W2, c)
 
@@ -70,6 +70,11 @@ class QuadraticModel:
     def outputs(self) -> int:
         """The number of logits: K, or 1 for a binary score."""
         return int(self.c.shape[0])
+
+    @property
+    def sha256(self) -> str:
+        """A hash of the five arrays; two models with equal numbers have equal hashes."""
+        return sha256("quad4fhe-quadratic-1", (self.W1, self.b1, self.S, self.T, self.c))
 
     def logits(self, X: ArrayLike) -> Array:
         """The polynomial model's logits, shape (n, K)."""

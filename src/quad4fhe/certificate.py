@@ -1,0 +1,289 @@
+"""Exact evidence about a fit: written when it is made, checked without it.
+
+Three statements, never mixed up: *lossless* (these float64 numbers keep every calibration decision), *impossible* (no
+shared quadratic can, by a combination of a few rows), *measured* (a relaxed fit with the decisions it loses). Checking
+starts at the weights and inputs, in exact arithmetic, and uses nothing of the solvers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from quad4fhe._arrays import IntArray, samples, samples_sha256
+from quad4fhe._progress import Progress, silent
+from quad4fhe.errors import CertificateError
+from quad4fhe.exact import Decisions, WholeNumbers, decisions
+from quad4fhe.mlp import MLP
+from quad4fhe.quadratic import QuadraticModel
+
+FORMAT = 1
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples whose rows have a nonnegative combination that leaves no room for any shared quadratic.
+
+    In the `plane` (two classes, any threshold) the rows are s (Q, L, 1) with s = +1 or -1 by target, at most four: a
+    point common to both hulls. For `pairs` they are the pairwise lifts against `rivals`, at most five, the row
+    lambda > 0 among them if `scale`: Farkas' alternative to positive margins.
+    """
+
+    geometry: Literal["plane", "pairs"]
+    samples: list[int]
+    rivals: list[int] = []
+    scale: bool = False
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """What is claimed of a fit on its calibration set, and the hashes that tie the claim to its subject.
+
+    `mismatches` are the calibration rows whose decision is lost, `ties` counts exact ties of the ReLU logits,
+    `margin` is the smallest gap between the winning logit and the next of a lossless replacement.
+    """
+
+    format: int
+    statement: Literal["lossless", "measured"]
+    samples: int
+    mismatches: list[int]
+    ties: int
+    margin: float | None
+    impossible: Evidence | None
+    model_sha256: str
+    replacement_sha256: str
+    calibration_sha256: str
+    targets_sha256: str
+
+
+class Certified(Protocol):
+    """What of a fit is certified."""
+
+    @property
+    def mlp(self) -> MLP: ...
+    @property
+    def model(self) -> QuadraticModel: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def alpha(self) -> Any: ...
+    @property
+    def beta(self) -> Any: ...
+    @property
+    def eta(self) -> Any: ...
+    @property
+    def tau(self) -> float: ...
+    @property
+    def certificate(self) -> Certificate: ...
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """What a successful check found: the statement that holds, and how it was established.
+
+    `rational` counts the decisions that needed exact arithmetic (the others are certain by a rounding-error bound);
+    `weights` are those of the impossibility evidence, as fractions that add up to one.
+    """
+
+    statement: Literal["lossless", "measured"]
+    samples: int
+    mismatches: int
+    agreement: float
+    ties: int
+    impossible: bool
+    rational: int
+    weights: list[str]
+
+
+def certify(
+    mlp: MLP, model: QuadraticModel, X: NDArray[Any], impossible: Evidence | None = None
+) -> tuple[Certificate, Decisions]:
+    """State what `model` keeps of the decisions of `mlp` on X (n, d); also returns the replacement's decisions."""
+    targets, kept = decisions(mlp, X, "X_cal"), decisions(model, X, "X_cal")
+    lost = np.flatnonzero((targets.label != kept.label) | ~kept.strict)
+    mismatches = np.flatnonzero(targets.label != kept.label)
+    certificate = Certificate(
+        format=FORMAT,
+        statement="measured" if lost.size else "lossless",
+        samples=int(X.shape[0]),
+        mismatches=mismatches.tolist(),
+        ties=targets.ties,
+        margin=None if lost.size else float(kept.gap.min()),
+        impossible=impossible,
+        model_sha256=mlp.sha256,
+        replacement_sha256=model.sha256,
+        calibration_sha256=samples_sha256("X_cal", X),
+        targets_sha256=_labels_sha256(targets.label),
+    )
+    return certificate, kept
+
+
+def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress = silent) -> Verified:
+    """Recheck the certificate of `fit` against its calibration data, exactly; raises CertificateError if it fails.
+
+    With `mlp` given, also checks that the fit was made for this very model.
+    """
+    claim = fit.certificate
+    X = samples("X_cal", X_cal, fit.mlp.features)
+    if claim.format != FORMAT:
+        raise CertificateError(f"the certificate has format {claim.format}, this version checks format {FORMAT}")
+    progress("hashes", 0, 4)
+    _same("the model that was given", None if mlp is None else mlp.sha256, claim.model_sha256)
+    _same("the model in the fit", fit.mlp.sha256, claim.model_sha256)
+    _same("the replacement in the fit", fit.model.sha256, claim.replacement_sha256)
+    if claim.samples != X.shape[0]:
+        raise CertificateError(
+            f"the certificate speaks of {claim.samples} calibration rows, but X_cal has {X.shape[0]}"
+        )
+    _same("the calibration data", samples_sha256("X_cal", X), claim.calibration_sha256)
+    _check_family(fit)
+
+    progress("decisions of the ReLU model", 1, 4)
+    targets = decisions(fit.mlp, X, "X_cal")
+    _same("the ReLU model's decisions", _labels_sha256(targets.label), claim.targets_sha256)
+    if targets.ties != claim.ties:
+        raise CertificateError(f"the ReLU logits tie on {targets.ties} rows, the certificate says {claim.ties}")
+
+    progress("decisions of the replacement", 2, 4)
+    kept = decisions(fit.model, X, "X_cal")
+    _check_decisions(claim, targets, kept)
+
+    progress("evidence of impossibility", 3, 4)
+    weights: list[Fraction] = []
+    if claim.impossible is not None:
+        if claim.statement == "lossless":
+            raise CertificateError("the certificate says both lossless and impossible")
+        weights = check_evidence(fit.mlp, X, targets.label, claim.impossible)
+    progress("done", 4, 4)
+    lost = len(claim.mismatches)
+    return Verified(
+        statement=claim.statement,
+        samples=claim.samples,
+        mismatches=lost,
+        agreement=1.0 - lost / claim.samples,
+        ties=claim.ties,
+        impossible=claim.impossible is not None,
+        rational=targets.rational + kept.rational,
+        weights=[str(weight) for weight in weights],
+    )
+
+
+def _same(what: str, found: str | None, claimed: str) -> None:
+    if found is not None and found != claimed:
+        raise CertificateError(
+            f"{what} is not what was certified: its SHA-256 is {found[:16]}…, the certificate says {claimed[:16]}…"
+        )
+
+
+def _labels_sha256(labels: IntArray) -> str:
+    return hashlib.sha256(b"quad4fhe-labels-1" + labels.astype("<i8").tobytes()).hexdigest()
+
+
+def _check_family(fit: Certified) -> None:
+    """The coefficients that are shown must be the ones that are used."""
+    if not (np.array_equal(fit.model.W1, fit.mlp.W1) and np.array_equal(fit.model.b1, fit.mlp.b1)):
+        raise CertificateError("the replacement does not have the model's first layer")
+    if fit.family == "shared":
+        expected = QuadraticModel.shared(fit.mlp, fit.alpha, fit.beta, fit.eta, fit.tau)
+        if expected.sha256 != fit.model.sha256:
+            raise CertificateError(
+                f"alpha={fit.alpha!r}, beta={fit.beta!r}, eta={fit.eta!r}, tau={fit.tau!r} are not the coefficients "
+                "behind S, T and c"
+            )
+
+
+def _check_decisions(claim: Certificate, targets: Decisions, kept: Decisions) -> None:
+    wrong = np.flatnonzero(targets.label != kept.label)
+    if wrong.tolist() != claim.mismatches:
+        unsaid = sorted(set(wrong.tolist()) ^ set(claim.mismatches))
+        raise CertificateError(
+            f"{wrong.size} decisions change and the certificate lists {len(claim.mismatches)}; "
+            f"they differ first at calibration row {unsaid[0] if unsaid else 'order'}"
+        )
+    if claim.statement == "lossless":
+        if wrong.size or not kept.strict.all():
+            row = int(wrong[0]) if wrong.size else int(np.flatnonzero(~kept.strict)[0])
+            raise CertificateError(f"the certificate says lossless, but calibration row {row} is not kept strictly")
+        at = int(np.argmin(kept.gap))
+        if claim.margin is None or abs(claim.margin - float(kept.gap[at])) > 2 * float(kept.gap_error.max()):
+            raise CertificateError(f"the smallest margin is {kept.gap[at]!r}, the certificate says {claim.margin!r}")
+
+
+def check_evidence(mlp: MLP, X: NDArray[Any], targets: IntArray, evidence: Evidence) -> list[Fraction]:
+    """The exact weights (adding up to one) with which the rows of `evidence` contradict each other."""
+    rows = evidence_rows(mlp, X, targets, evidence)
+    most = 4 if evidence.geometry == "plane" else 5
+    if not 1 <= len(rows) <= most:
+        raise CertificateError(f"evidence in the {evidence.geometry} has 1 to {most} rows, this one has {len(rows)}")
+    weights = contradiction_weights(rows)
+    if weights is None:
+        raise CertificateError(f"the rows of samples {evidence.samples} do not contradict each other")
+    return weights
+
+
+def evidence_rows(mlp: MLP, X: NDArray[Any], targets: IntArray, evidence: Evidence) -> list[list[Fraction]]:
+    """The rows that `evidence` names, exact from the weights and inputs."""
+    _check_indices(mlp, targets, evidence)
+    whole = WholeNumbers(mlp)
+    zero, one = Fraction(0), Fraction(1)
+    B, b = whole.offsets()
+    rows = [[zero, zero, zero, one]] if evidence.scale else []
+    for at, i in enumerate(evidence.samples):
+        Q, L = whole.lift(np.asarray(X[i], dtype=np.float64))
+        t = int(targets[i])
+        c = 1 - t if evidence.geometry == "plane" else evidence.rivals[at]
+        if evidence.geometry == "plane":
+            rows.append([Q[t] - Q[c], L[t] - L[c], one if t == 1 else -one])
+        else:
+            rows.append([Q[t] - Q[c], L[t] - L[c], B[t] - B[c], b[t] - b[c]])
+    return rows
+
+
+def _check_indices(mlp: MLP, targets: IntArray, evidence: Evidence) -> None:
+    if evidence.geometry == "plane" and (mlp.classes != 2 or evidence.rivals or evidence.scale):
+        raise CertificateError("evidence in the plane is for two classes, without rivals or scale")
+    if evidence.geometry == "pairs" and len(evidence.rivals) != len(evidence.samples):
+        raise CertificateError("evidence for pairs names one rival per sample")
+    for i in evidence.samples:
+        if not 0 <= i < targets.size:
+            raise CertificateError(f"evidence names calibration row {i}, but there are {targets.size}")
+    for i, c in zip(evidence.samples, evidence.rivals, strict=False):
+        if not 0 <= c < mlp.classes or c == int(targets[i]):
+            raise CertificateError(f"class {c} is no rival of the decision on calibration row {i}")
+
+
+def contradiction_weights(rows: Sequence[Sequence[Fraction]]) -> list[Fraction] | None:
+    """Nonnegative weights, adding up to one, with which the rows combine to zero; None unless they are unique.
+
+    Only the one combination that affinely independent rows allow is looked for: minimal evidence has no other.
+    """
+    columns = len(rows)
+    system = [list(equation) for equation in zip(*rows, strict=True)]
+    pivots: list[int] = []
+    for column in range(columns):
+        done = len(pivots)
+        pivot = next((r for r in range(done, len(system)) if system[r][column] != 0), None)
+        if pivot is None:
+            continue
+        system[done], system[pivot] = system[pivot], system[done]
+        lead = system[done][column]
+        system[done] = [value / lead for value in system[done]]
+        for r, equation in enumerate(system):
+            if r != done and equation[column] != 0:
+                factor = equation[column]
+                system[r] = [value - factor * base for value, base in zip(equation, system[done], strict=True)]
+        pivots.append(column)
+    free = [column for column in range(columns) if column not in pivots]
+    if len(free) != 1:
+        return None
+    weights = [Fraction(0)] * columns
+    weights[free[0]] = Fraction(1)
+    for r, column in enumerate(pivots):
+        weights[column] = -system[r][free[0]]
+    if min(weights) < 0:
+        return None
+    total = sum(weights, Fraction(0))
+    return [weight / total for weight in weights]

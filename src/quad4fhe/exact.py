@@ -1,0 +1,205 @@
+"""What a model decides in exact arithmetic, for every sample of a data set.
+
+Floating point answers almost all samples: a forward-error bound that starts at the weights and inputs says which. The
+few it leaves open are evaluated in whole numbers, for floats are dyadic rationals. A binary score is treated as two
+logits (0, score), so that one rule serves all: the largest logit wins, the lowest index on a tie.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe._arrays import Array, BoolArray, IntArray, row_chunks, samples
+from quad4fhe.mlp import MLP
+from quad4fhe.quadratic import QuadraticModel
+
+_UNIT = 2.0**-53
+_TINY = 2.0**-1022  # covers every product that underflows, flushed to zero or not
+_SLACK = 1.001  # covers the rounding of the bounds themselves, which are sums of fewer than 2^40 positive terms
+
+Model = MLP | QuadraticModel
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions of one model on n samples; `label` and `strict` are exact, `gap` is within `gap_error`.
+
+    label (n,) is the winning class, strict (n,) says that no other class ties with it, gap (n,) is the winner's logit
+    minus the runner-up's, and `rational` counts the samples that only exact arithmetic could settle.
+    """
+
+    label: IntArray
+    strict: BoolArray
+    gap: Array
+    gap_error: Array
+    rational: int
+
+    @property
+    def ties(self) -> int:
+        """How many samples have two or more classes exactly level at the top."""
+        return int(np.count_nonzero(~self.strict))
+
+
+def decisions(model: Model, X: NDArray[Any], name: str = "X") -> Decisions:
+    """Decide every row of X (n, d) exactly; `name` is what an error calls the data."""
+    checked = samples(name, X, model.features)
+    n = checked.shape[0]
+    label = np.empty(n, dtype=np.int64)
+    strict = np.ones(n, dtype=np.bool_)
+    gap, gap_error = np.empty(n), np.zeros(n)
+    whole = WholeNumbers(model)
+    rational = 0
+    seen: dict[bytes, tuple[int, bool, float]] = {}
+    for rows, chunk in row_chunks(name, checked, 8 * (model.features + 4 * model.units + 4 * model.outputs)):
+        # Inputs near the end of the float range overflow here; the samples concerned stay open.
+        with np.errstate(over="ignore", invalid="ignore"):
+            logits, error = _two_or_more(*_bounded_logits(model, chunk))
+            top, settled, gap[rows], gap_error[rows] = _settle(logits, error)
+        label[rows] = top
+        for i in np.flatnonzero(~settled):
+            key = chunk[i].tobytes()
+            if key not in seen:
+                seen[key] = _decide_exactly(whole.logits(chunk[i]))
+                rational += 1
+            at = rows.start + int(i)
+            label[at], strict[at], gap[at] = seen[key]
+            gap_error[at] = abs(gap[at]) * _UNIT
+    return Decisions(label, strict, gap, gap_error, rational)
+
+
+def _bounded_logits(model: Model, X: Array) -> tuple[Array, Array]:
+    """Logits (n, K) and a rigorous bound on their rounding error, for any order of summation and with FMA or not."""
+    d, m = model.features, model.units
+    y = X @ model.W1.T + model.b1
+    y_size = np.abs(X) @ np.abs(model.W1).T + np.abs(model.b1)
+    y_error = _SLACK * (2 * (d + 2) * _UNIT * y_size + (d + 2) * _TINY)
+    rounding = 2 * (m + 4) * _UNIT
+    if isinstance(model, MLP):
+        r = np.maximum(y, 0.0)
+        size = np.abs(model.W2)
+        logits = r @ model.W2.T + model.b2
+        error = rounding * (r @ size.T + np.abs(model.b2)) + y_error @ size.T
+    else:
+        z, a = y * y, np.abs(y)
+        size_s, size_t = np.abs(model.S), np.abs(model.T)
+        logits = z @ model.S.T + y @ model.T.T + model.c
+        error = rounding * (z @ size_s.T + a @ size_t.T + np.abs(model.c))
+        error += (2.0 * a * y_error + y_error * y_error + _TINY) @ size_s.T + y_error @ size_t.T
+    return logits, _SLACK * error + (m + 4) * _TINY
+
+
+def _two_or_more(logits: Array, error: Array) -> tuple[Array, Array]:
+    if logits.shape[1] > 1:
+        return logits, error
+    zero = np.zeros_like(logits)
+    return np.hstack([zero, logits]), np.hstack([zero, error])
+
+
+def _settle(logits: Array, error: Array) -> tuple[IntArray, BoolArray, Array, Array]:
+    """The winner per row, whether the error bound leaves no doubt, and the gap with its error."""
+    at = np.arange(logits.shape[0])
+    top = np.argmax(logits, axis=1)
+    best, low = logits[at, top], (logits - error)[at, top]
+    rivals, high = logits.copy(), logits + error
+    rivals[at, top] = -np.inf
+    high[at, top] = -np.inf
+    second = np.argmax(rivals, axis=1)
+    gap = best - rivals[at, second]
+    gap_error = error[at, top] + error.max(axis=1)
+    # A comparison with NaN is false, so whatever overflowed stays open.
+    return top.astype(np.int64), low > high.max(axis=1), gap, gap_error
+
+
+def _decide_exactly(logits: list[Fraction]) -> tuple[int, bool, float]:
+    best = max(logits)
+    top = logits.index(best)
+    rest = max(value for c, value in enumerate(logits) if c != top)
+    return top, rest < best, _nearest(best - rest)
+
+
+def _nearest(value: Fraction) -> float:
+    """The float nearest to a fraction, infinite where it is out of range and never zero where it is not zero."""
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    return nearest if nearest or not value else math.copysign(5e-324, value)
+
+
+@dataclass(frozen=True)
+class _Dyadic:
+    """An array of whole numbers times one power of two."""
+
+    whole: NDArray[Any]
+    exponent: int
+
+    @classmethod
+    def of(cls, array: Array) -> _Dyadic:
+        mantissa, exponent = np.frexp(array)
+        whole = np.ldexp(mantissa, 53).astype(np.int64).astype(object)
+        lowest = int(exponent[array != 0].min(initial=0)) if array.size else 0
+        shift = np.where(array != 0, exponent - lowest, 0).astype(object)
+        return cls(whole * 2**shift, lowest - 53)
+
+    def __add__(self, other: _Dyadic) -> _Dyadic:
+        low = min(self.exponent, other.exponent)
+        left = self.whole * 2 ** (self.exponent - low)
+        return _Dyadic(left + other.whole * 2 ** (other.exponent - low), low)
+
+    def __matmul__(self, other: _Dyadic) -> _Dyadic:
+        return _Dyadic(self.whole @ other.whole, self.exponent + other.exponent)
+
+    def map(self, function: Any, power: int = 1) -> _Dyadic:
+        return _Dyadic(function(self.whole), power * self.exponent)
+
+    def fractions(self) -> list[Fraction]:
+        unit = Fraction(2) ** self.exponent
+        return [Fraction(int(value)) * unit for value in self.whole]
+
+
+class WholeNumbers:
+    """The model in whole numbers: exact logits and exact lifted statistics of single samples."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @cached_property
+    def _weights(self) -> dict[str, _Dyadic]:
+        names = ("W1", "b1", "W2", "b2") if isinstance(self._model, MLP) else ("W1", "b1", "S", "T", "c")
+        return {name: _Dyadic.of(getattr(self._model, name)) for name in names}
+
+    def hidden(self, x: Array) -> _Dyadic:
+        """Exact pre-activations (m,) of one sample (d,)."""
+        w = self._weights
+        return w["W1"] @ _Dyadic.of(x) + w["b1"]
+
+    def logits(self, x: Array) -> list[Fraction]:
+        """Exact logits of one sample, a binary score as (0, score)."""
+        w, y = self._weights, self.hidden(x)
+        if isinstance(self._model, MLP):
+            out = w["W2"] @ y.map(lambda v: np.maximum(v, 0)) + w["b2"]
+        else:
+            out = w["S"] @ y.map(np.square, power=2) + w["T"] @ y + w["c"]
+        return self._classes(out.fractions())
+
+    def lift(self, x: Array) -> tuple[list[Fraction], list[Fraction]]:
+        """Exact Q_c and L_c of one sample under an MLP's head, one entry per class (Eq. QHc)."""
+        y, head = self.hidden(x), self._weights["W2"]
+        q, linear = head @ y.map(np.square, power=2), head @ y
+        return self._classes(q.fractions()), self._classes(linear.fractions())
+
+    def offsets(self) -> tuple[list[Fraction], list[Fraction]]:
+        """Exact B_c (row sums of W2) and b_c, one entry per class."""
+        w = self._weights
+        total = _Dyadic(w["W2"].whole.sum(axis=1), w["W2"].exponent)
+        return self._classes(total.fractions()), self._classes(w["b2"].fractions())
+
+    def _classes(self, values: list[Fraction]) -> list[Fraction]:
+        return [Fraction(0), *values] if len(values) == 1 else values

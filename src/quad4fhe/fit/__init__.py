@@ -1,0 +1,6 @@
+"""From a trained model and its calibration set to coefficients with evidence."""
+
+from quad4fhe.fit.cascade import fit
+from quad4fhe.fit.result import Agreement, Diagnostics, Fit
+
+__all__ = ["Agreement", "Diagnostics", "Fit", "fit"]

@@ -1,0 +1,137 @@
+"""Binary polish: the line in the lifted plane that keeps the most decisions, and whether that is the optimum.
+
+Decides the maximum agreement over all shared quadratics exactly, by sweeping a line around every point that an optimal
+line could misplace. Points too deep inside their own class are left out by a depth argument that loses nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from quad4fhe._arrays import Array, BoolArray, IntArray
+from quad4fhe.fit.planar import Separation, hull, separate
+from quad4fhe.lift import Plane
+
+_POINTS = 6000  # candidates beyond which the quadratic sweep is not attempted
+_BLOCK = 2_000_000  # entries of one block of the sweep
+_LEVEL = 1e-9  # radians: points this close in angle are taken to be met together
+_TURN = 0.7390851332151607  # the sweep starts at no special angle, so that axis-aligned data is not split at the seam
+
+
+@dataclass(frozen=True)
+class BestLine:
+    """The widest separation that misplaces only `mistakes` samples; `optimal` says that fewer is impossible."""
+
+    separation: Separation
+    mistakes: IntArray
+    optimal: bool
+
+
+def best_line(plane: Plane, known: int) -> BestLine | None:
+    """The line with the fewest mistakes, given one that makes `known`; None where the sweep would be too large."""
+    candidates = _candidates(plane, known)
+    if candidates is None:
+        return None
+    x, y = _isotropic(plane.points[candidates])
+    positive = plane.positive[candidates]
+    bound, (pivot, angle, positive_left) = _sweep(x, y, positive)
+    left = np.cos(angle) * (y - y[pivot]) - np.sin(angle) * (x - x[pivot]) > 0
+    wrong = (left == positive) != positive_left
+    same = (x == x[pivot]) & (y == y[pivot])
+    majority = np.count_nonzero(positive[same]) * 2 > np.count_nonzero(same)
+    wrong[same] = positive[same] != majority
+    mistakes = candidates[wrong]
+    keep = np.ones(plane.positive.size, dtype=np.bool_)
+    keep[mistakes] = False
+    if not (plane.positive[keep].any() and (~plane.positive[keep]).any()):
+        return None
+    separation = separate(Plane(plane.points[keep], plane.positive[keep], plane.B, plane.b))
+    if not isinstance(separation, Separation):
+        return None
+    fewest = candidates.size - bound
+    return BestLine(separation, mistakes, mistakes.size == fewest)
+
+
+def _candidates(plane: Plane, known: int) -> IntArray | None:
+    """Points that a line with at most `known` mistakes can misplace: those within `known` convex layers of their class.
+
+    A closed half-plane that holds a point of layer k+1 holds a point of each of the k layers around it too.
+    """
+    chosen: list[IntArray] = []
+    for side in (plane.positive, ~plane.positive):
+        rest = np.flatnonzero(side)
+        for _ in range(known):
+            if rest.size == 0:
+                break
+            layer = hull(plane.points, rest)
+            chosen.append(layer)
+            rest = np.setdiff1d(rest, layer, assume_unique=True)
+            if sum(part.size for part in chosen) > _POINTS:
+                return None
+    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
+
+
+def _isotropic(points: Array) -> tuple[Array, Array]:
+    """Scale both coordinates to order one and turn: lines stay lines, and angles become well conditioned."""
+    spread = np.ptp(points, axis=0)
+    scaled = (points - points.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    c, s = np.cos(_TURN), np.sin(_TURN)
+    return scaled @ np.array([c, s]), scaled @ np.array([-s, c])
+
+
+def _sweep(x: Array, y: Array, positive: BoolArray) -> tuple[int, tuple[int, float, bool]]:
+    """Turn a line around every point; the bound on right placements, and (pivot, angle, side) of the best line met."""
+    bound, best, line = -1, -1, (0, 0.0, True)
+    step = max(1, _BLOCK // x.size)
+    for start in range(0, x.size, step):
+        pivots = np.arange(start, min(start + step, x.size))
+        upper, attained, angle = _turns(x, y, positive, pivots)
+        bound = max(bound, int(upper.max()))
+        side, row = np.unravel_index(int(np.argmax(attained)), attained.shape)
+        if attained[side, row] > best:
+            best, line = int(attained[side, row]), (int(pivots[row]), float(angle[side, row]), bool(side == 0))
+    return bound, line
+
+
+def _turns(x: Array, y: Array, positive: BoolArray, pivots: IntArray) -> tuple[Array, Array, Array]:
+    """For each pivot, with the positive class on the left and on the right: an upper bound, the best met, its angle.
+
+    At angle zero a point is on the left if it is above the line, or on it and ahead. While the line turns by pi every
+    other point changes sides once, and with it from rightly placed to wrongly placed or back.
+    """
+    dx, dy = x[None, :] - x[pivots, None], y[None, :] - y[pivots, None]
+    same = (dx == 0) & (dy == 0)
+    left = (dy > 0) | ((dy == 0) & (dx > 0))
+    angle = np.where(left, np.arctan2(dy, dx), np.arctan2(-dy, -dx))
+    angle[same] = np.inf
+    right_now = (left == positive[None, :]) & ~same
+    change = np.where(same, 0, np.where(right_now, -1, 1))
+    coincident = np.stack([same & positive, same & ~positive]).sum(axis=2).max(axis=0)
+    order = np.argsort(angle, axis=1, kind="stable")
+    angle, change = np.take_along_axis(angle, order, axis=1), np.take_along_axis(change, order, axis=1)
+    others = x.size - same.sum(axis=1)
+    begin = right_now.sum(axis=1)
+    upper, attained, where = np.empty((2, pivots.size)), np.empty((2, pivots.size)), np.empty((2, pivots.size))
+    with np.errstate(invalid="ignore"):
+        steps = np.diff(angle, axis=1)
+    fresh = np.hstack([np.ones((pivots.size, 1), dtype=np.bool_), ~(steps <= _LEVEL)])
+    group = np.cumsum(fresh, axis=1)
+    edges = np.hstack(
+        [np.zeros((pivots.size, 1)), np.where(np.isinf(angle), np.pi, angle), np.full((pivots.size, 1), np.pi)]
+    )
+    room = np.diff(edges, axis=1)
+    for side, sign in enumerate((1, -1)):
+        initial = begin if side == 0 else others - begin
+        gains = sign * change
+        counts = np.hstack([initial[:, None], initial[:, None] + np.cumsum(gains, axis=1)])
+        # Points met together may be passed in any order: the gains of a group first is the most that can be had.
+        hopeful = np.take_along_axis(gains, np.lexsort((-gains, group), axis=1), axis=1)
+        upper[side] = np.maximum(initial, (initial[:, None] + np.cumsum(hopeful, axis=1)).max(axis=1)) + coincident
+        met = np.where(room > _LEVEL, counts, -1)
+        at = np.argmax(met, axis=1)
+        attained[side] = met[np.arange(pivots.size), at] + coincident
+        ends = np.take_along_axis(edges, np.stack([at, at + 1], axis=1), axis=1)
+        where[side] = ends.mean(axis=1)
+    return upper, attained, where
