@@ -61,31 +61,23 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Certified(Protocol):
-    """What of a fit is certified."""
+    """What of a fit is certified; any object with these attributes will do."""
 
-    @property
-    def mlp(self) -> MLP: ...
-    @property
-    def model(self) -> QuadraticModel: ...
-    @property
-    def family(self) -> str: ...
-    @property
-    def alpha(self) -> Any: ...
-    @property
-    def beta(self) -> Any: ...
-    @property
-    def eta(self) -> Any: ...
-    @property
-    def tau(self) -> float: ...
-    @property
-    def certificate(self) -> Certificate: ...
+    mlp: MLP
+    model: QuadraticModel
+    family: str
+    alpha: Any
+    beta: Any
+    eta: Any
+    tau: float
+    certificate: Certificate
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """What a successful check found: the statement that holds, and how it was established.
 
     `rational` counts the decisions that needed exact arithmetic (the others are certain by a rounding-error bound);
-    `weights` are those of the impossibility evidence, as fractions that add up to one.
+    `weights` are those of the impossibility evidence, rounded to floats; they add up to one.
     """
 
     statement: Literal["lossless", "measured"]
@@ -95,7 +87,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     ties: int
     impossible: bool
     rational: int
-    weights: list[str]
+    weights: list[float]
 
 
 def certify(
@@ -167,7 +159,7 @@ def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress
         ties=claim.ties,
         impossible=claim.impossible is not None,
         rational=targets.rational + kept.rational,
-        weights=[str(weight) for weight in weights],
+        weights=[float(weight) for weight in weights],
     )
 
 

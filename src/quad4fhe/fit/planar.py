@@ -230,10 +230,7 @@ def _contact(points: Array, found: Nearest) -> Contact | None:
         i, j = atom.tag
         x, y = (Fraction(float(points[i, k])) - Fraction(float(points[j, k])) for k in (0, 1))
         exact.append(Atom(x, y, atom.tag))
-    if len(exact) == 1:
-        holds = exact[0].x == 0 and exact[0].y == 0
-    else:
-        holds = _nearest_face(exact).is_origin
+    holds = exact[0].x == 0 == exact[0].y if len(exact) == 1 else _nearest_face(exact).is_origin
     return Contact(*_tags(found)) if holds else None
 
 

@@ -57,7 +57,7 @@ def _step(P: Array, A: Array, s: Array, y: Array, dual: Array, primal: Array, mu
     matrix = (A.T * (y / s)) @ A + np.diag(P)
 
     def newton(center: Array) -> tuple[Array, Array, Array]:
-        dx = np.linalg.solve(matrix, A.T @ ((center - y * primal) / s) - dual)
+        dx = np.linalg.solve(matrix, A.T @ ((center - y * primal) / s) - dual).astype(np.float64)
         ds = A @ dx + primal
         return dx, ds, (center - y * ds) / s
 

@@ -49,7 +49,7 @@ class ReducedHull:
 
 @dataclass(frozen=True)
 class ReducedSeparation:
-    """Closest points u* and v* of the reduced hulls, the unit direction theta between them, low = theta.u*, high = theta.v*."""
+    """Closest points u* and v* of the reduced hulls; theta is the unit vector from v* to u*."""
 
     mu: float
     mu_plus: float

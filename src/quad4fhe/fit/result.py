@@ -294,7 +294,7 @@ class Fit:
 
     def _repr_html_(self) -> str:
         cells = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(value)}</td></tr>"
+            f"<tr align='left'><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
             for name, value in self.summary()
         )
         return f"<table><caption>quad4fhe fit</caption>{cells}</table>"

@@ -1,0 +1,70 @@
+"""Many classes (or two that no threshold can move): the pairwise attempts, hard and soft with polish.
+
+Decides how homogeneous coefficients become (alpha, beta, eta). In which order they are tried is the cascade's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quad4fhe._arrays import Array
+from quad4fhe.certificate import Evidence
+from quad4fhe.fit import agreement
+from quad4fhe.fit.pairwise import OutOfRounds, PairContradiction, PairSeparation, separate_pairs, soft_pairs
+from quad4fhe.fit.run import Run, Solution
+from quad4fhe.fit.sweep import Sweeper, largest_row
+
+_GAP = 1e-6
+
+
+def hard(run: Run) -> Solution | None:
+    """MC-H: coefficients with positive margins for every pair, else Farkas evidence that there are none."""
+    sweeper = Sweeper(run.lift)
+    with run.stage("hard"):
+        found = separate_pairs(sweeper)
+        run.sweeps += sweeper.sweeps
+        if isinstance(found, PairSeparation):
+            solution = _solution("hard", found.theta, margin=1.0)
+            solution.tolerance = solution.normalised_margin / largest_row(run.lift)
+            if run.accept_if_lossless(solution):
+                return solution
+        elif isinstance(found, PairContradiction):
+            named = Evidence(
+                geometry="pairs", samples=found.samples.tolist(), rivals=found.rivals.tolist(), scale=found.scale
+            )
+            run.evidence = run.smallest_evidence(named, 5)
+        elif isinstance(found, OutOfRounds):
+            run.notes.append(f"the hard problem was still open after {found.rounds} rounds")
+    run.refuse_hard()
+    return None
+
+
+def soft(run: Run) -> Solution:
+    """MC-S over the grid of C, then the polish if one is wanted."""
+    sweeper = Sweeper(run.lift)
+    with run.stage("soft"):
+        softened = soft_pairs(sweeper, tolerance=_GAP, report=run.say)
+    run.sweeps += sweeper.sweeps
+    run.soft_trace = softened.trace
+    step = next(step for step in softened.trace if step.weight == softened.C)
+    solution = _solution(f"soft({softened.C:g})", softened.theta, margin=step.margin)
+    solution.step = step
+    if step.gap > _GAP:
+        run.notes.append(f"the soft problem stopped at a relative duality gap of {step.gap:.1e}")
+    if not run.polish:
+        return solution
+    with run.stage("polish"):
+        starts = [theta[:3] / theta[3] for theta in (softened.theta, *softened.thetas)]
+        better = agreement.polish(run.lift, starts, run.seed, run.say)
+    if run.lift.samples - better.agreeing >= run.lost(solution):
+        run.notes.append("the polish found no coefficients that keep more decisions")
+        return solution
+    theta = np.append(better.coefficients, 1.0)
+    polished = _solution(f"{solution.regime}+polish", theta, margin=float(sweeper.margins(theta).margin.min()))
+    polished.step = step
+    return polished
+
+
+def _solution(regime: str, theta: Array, margin: float) -> Solution:
+    alpha, beta, eta = (float(value) for value in theta[:3] / theta[3])
+    return Solution(regime, alpha, beta, eta, margin=margin, normalised_margin=margin / float(np.linalg.norm(theta)))
