@@ -1,0 +1,74 @@
+"""The first run of a newcomer: train, fit, verify, on data that comes with scikit-learn.
+
+Decides the story of the demo. It calls the same functions a user calls and prints nothing itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quad4fhe._progress import Progress, silent
+from quad4fhe.certificate import Verified, verify
+from quad4fhe.errors import InputError, MissingExtraError
+from quad4fhe.fit import Fit, fit
+from quad4fhe.mlp import MLP
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo made: the fit, the evidence that it holds, accuracies on the test part, and the files."""
+
+    fit: Fit
+    verified: Verified
+    relu_accuracy: float
+    quadratic_accuracy: float
+    files: dict[str, Path]
+
+
+def run_demo(folder: Path, progress: Progress = silent) -> Demo:
+    """Train a small classifier on the breast-cancer data, replace its ReLU, verify, and write the files to `folder`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"can't make the folder {folder}: {error.strerror or error}") from None
+    progress("train", 0, 0)
+    model, X_cal, X_test, y_test = _train()
+    mlp = MLP.from_sklearn(model)
+    fitted = fit(mlp, X_cal, X_test=X_test, progress=progress)
+    files = {"fit": folder / "fit.safetensors", "calibration": folder / "calib.npz", "test": folder / "test.npz"}
+    files["model"] = folder / "model.npz"
+    fitted.save(files["fit"])
+    try:
+        np.savez(files["calibration"], X=X_cal)
+        np.savez(files["test"], X=X_test, y=y_test)
+        np.savez(files["model"], W1=mlp.W1, b1=mlp.b1, W2=mlp.W2, b2=mlp.b2)
+    except OSError as error:
+        raise InputError(f"can't write to {folder}: {error.strerror or error}") from None
+    verified = verify(Fit.load(files["fit"]), mlp, X_cal, progress)
+    return Demo(
+        fit=fitted,
+        verified=verified,
+        relu_accuracy=float(np.mean(mlp.decide(X_test) == y_test)),
+        quadratic_accuracy=float(np.mean(fitted.predict(X_test) == y_test)),
+        files=files,
+    )
+
+
+def _train() -> tuple[Any, Any, Any, Any]:
+    try:
+        from sklearn.datasets import load_breast_cancer
+        from sklearn.model_selection import train_test_split
+        from sklearn.neural_network import MLPClassifier
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+    except ImportError:
+        raise MissingExtraError("scikit-learn", "demo", "the demo") from None
+    X, y = load_breast_cancer(return_X_y=True)
+    X_cal, X_test, y_cal, y_test = train_test_split(X, y, test_size=0.2, stratify=y, random_state=2026)
+    network = MLPClassifier(hidden_layer_sizes=(64,), early_stopping=True, max_iter=400, random_state=2026)
+    model = make_pipeline(StandardScaler(), network).fit(X_cal, y_cal)
+    return model, X_cal, X_test, y_test
