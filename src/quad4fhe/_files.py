@@ -66,13 +66,17 @@ def parsing(kind: str, fix: str, *also: type[Exception]) -> Iterator[None]:
         raise InputError(f"cannot be read as {kind} ({one_line(error)}); {fix}") from error
 
 
-def open_npz(file: Path, fix: str) -> np.lib.npyio.NpzFile:
+@contextmanager
+def open_npz(file: Path, fix: str) -> Iterator[np.lib.npyio.NpzFile]:
     """Open an .npz archive without reading its arrays; arrays that need pickle are refused when they are read."""
-    with parsing("an .npz archive", fix):
-        archive = np.load(file, allow_pickle=False)
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise InputError(f"holds a single array, wanted an .npz archive; {fix}")
-    return archive
+    # A handle of our own: given a path, np.load leaves a damaged archive open.
+    with file.open("rb") as handle:
+        with parsing("an .npz archive", fix):
+            archive = np.load(handle, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise InputError(f"holds a single array, wanted an .npz archive; {fix}")
+        with archive:
+            yield archive
 
 
 def read_npz(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray[Any, Any]:

@@ -90,7 +90,8 @@ def _layers(module: Any, name: str) -> Iterator[tuple[str, Any]]:
             "or export the model to ONNX"
         )
     else:
-        for key, child in module.named_children():
+        # Not named_children, which leaves out the second use of a module: one ReLU object may be two layers.
+        for key, child in module._modules.items():
             yield from _layers(child, f"{name}.{key}" if name else key)
 
 
