@@ -6,8 +6,6 @@ Decides how the path and the reason are worded. Which formats exist, and what th
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,6 @@ import numpy as np
 
 from quad4fhe.errors import InputError
 
-_DAMAGE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zlib.error, zipfile.BadZipFile)
 _REASON_LENGTH = 160
 
 
@@ -52,17 +49,17 @@ def opened(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def parsing(kind: str, fix: str, *also: type[Exception]) -> Iterator[None]:
-    """Turn any complaint of a file format's own reader, `also` being its private ones, into an InputError.
+def parsing(kind: str, fix: str) -> Iterator[None]:
+    """Turn any complaint of a file format's own reader into an InputError.
 
-    Wrap only calls into the reader: a mistake of ours must not be blamed on the file.
+    Wrap calls into the reader and little else, or a mistake of ours is blamed on the file. Every exception counts:
+    on damaged bytes the readers also raise KeyError, AttributeError, TokenError and classes of their own.
     """
-    damage: tuple[type[Exception], ...] = (*_DAMAGE, *also)
     try:
         yield
     except InputError:
         raise
-    except damage as error:
+    except Exception as error:
         raise InputError(f"cannot be read as {kind} ({one_line(error)}); {fix}") from error
 
 

@@ -27,13 +27,13 @@ _FIX = "write it with commas between the cells, in UTF-8"
 
 def read_csv(file: Path) -> Table:
     """Read a .csv or .csv.gz table; the header is optional, labels need one."""
-    with parsing("a CSV table", _FIX, csv.Error), _text(file) as handle:
+    with parsing("a CSV table", _FIX), _text(file) as handle:
         first = next(_rows(handle), (0, []))[1]
         header = _header(first)
         label = _label(header)
         handle.seek(0)
         try:
-            cells = _read_fast(handle, skip_header=bool(header))
+            cells = _read_fast(handle, len(first), skip_header=bool(header))
         except ValueError:
             # Text labels, or a bad cell: slower, but it can say which.
             handle.seek(0)
@@ -86,14 +86,17 @@ def _label(names: Sequence[str]) -> int | None:
     return found[0] if found else None
 
 
-def _read_fast(handle: TextIO, *, skip_header: bool) -> NDArray[np.float64]:
+def _read_fast(handle: TextIO, width: int, *, skip_header: bool) -> NDArray[np.float64]:
     # Blank lines before a header count for skiprows, so the reader is moved past it instead.
     lines = (line for line in handle if line.strip())
     if skip_header:
         next(lines)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no rows at all: refused by shape, with the file's name
-        return np.loadtxt(lines, delimiter=",", dtype=np.float64, comments=None, quotechar='"', ndmin=2)
+        warnings.simplefilter("ignore")  # about a table without rows, which is refused by its shape
+        cells = np.loadtxt(lines, delimiter=",", dtype=np.float64, comments=None, quotechar='"', ndmin=2)
+    if cells.shape[1] != width:
+        raise ValueError("the samples are not as wide as the header")
+    return cells
 
 
 def _read_slow(handle: TextIO, width: int, header: Sequence[str], label: int | None) -> Table:
@@ -116,7 +119,10 @@ def _read_slow(handle: TextIO, width: int, header: Sequence[str], label: int | N
                 raise InputError(f"row {index} (line {line}), column {name}: {came}; fix or drop the row")
             numbers.append(value)
         rows.append(numbers)
-    return np.array(rows, dtype=np.float64).reshape(len(rows), -1), np.array(labels) if label is not None else None
+    features = width - (label is not None)
+    return np.array(rows, dtype=np.float64).reshape(len(rows), features), np.array(
+        labels
+    ) if label is not None else None
 
 
 def read_parquet(file: Path) -> Table:
@@ -127,7 +133,7 @@ def read_parquet(file: Path) -> Table:
     except ImportError:
         raise MissingExtraError("pyarrow", "parquet", "reading a .parquet file") from None
 
-    with parsing("a Parquet table", "write it again", pa.ArrowException):
+    with parsing("a Parquet table", "write it again"):
         table = pq.read_table(file, memory_map=True)
     # pandas stores a row index that is not a plain count as a column of this name.
     kept = [name for name in table.column_names if not name.startswith("__index_level_")]

@@ -31,7 +31,9 @@ class Node:
         self.domain: str = proto.domain
         self.inputs: list[str] = list(proto.input)
         self.outputs: list[str] = list(proto.output) or [""]
-        self.label = f"node {proto.name or self.outputs[0]!r} ({self.op})"
+        # A file may name an operation in any bytes; an error is one printable line.
+        kind = self.op if self.op.isidentifier() else repr(self.op)
+        self.label = f"node {proto.name or self.outputs[0]!r} ({kind})"
         with parsing(f"the attributes of {self.label}", "export the model again"):
             self.attributes: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
 
@@ -68,7 +70,7 @@ class Constants:
         if name not in self:
             raise node.refuse(f"has no constant at input {index} ({name!r})")
         array = self[name]
-        with parsing(f"the numbers of {name!r} at {node.label}", "export the model again", TypeError):
+        with parsing(f"the numbers of {name!r} at {node.label}", "export the model again"):
             return array.astype(np.float64)
 
     def fold(self, node: Node) -> None:
@@ -93,6 +95,6 @@ class Constants:
     def _array(name: str, tensor: Any) -> NDArray[Any]:
         from onnx import numpy_helper
 
-        with parsing(f"the tensor {name!r} of the graph", "export the model again", TypeError):
+        with parsing(f"the tensor {name!r} of the graph", "export the model again"):
             array: NDArray[Any] = numpy_helper.to_array(tensor)
         return array

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from quad4fhe._files import open_npz, opened, parsing, read_npz
 from quad4fhe.errors import InputError
@@ -34,12 +34,11 @@ def from_safetensors(path: str | Path) -> MLP:
     """Read W1, b1, W2, b2, or torch-style names such as `0.weight`, from a .safetensors file."""
     fix = "write it with safetensors.numpy.save_file"
     with opened(path) as file:
-        with parsing("a .safetensors file", fix, SafetensorError):
+        with parsing("a .safetensors file", fix):
             archive: Any = safe_open(file, framework="numpy")
 
         def read(name: str) -> NDArray[Any]:
-            # TypeError: NumPy has no such number type (bfloat16, float8).
-            with parsing(f"the tensor {name!r}", "save it as float32 or float64", SafetensorError, TypeError):
+            with parsing(f"the tensor {name!r}", "save it as float32 or float64"):
                 array: NDArray[Any] = archive.get_tensor(name)
             return array
 

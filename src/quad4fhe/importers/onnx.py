@@ -23,18 +23,17 @@ def from_onnx(path: str | Path) -> MLP:
     """Import an ONNX graph: Gemm or MatMul+Add, Relu, Gemm or MatMul+Add; scalers and BatchNormalization are folded."""
     try:
         import onnx
-        from google.protobuf.message import DecodeError
         from onnx.external_data_helper import load_external_data_for_model
     except ImportError:
         raise MissingExtraError("onnx", "onnx", "importing an ONNX model") from None
 
     with opened(path) as file:
-        with parsing("an ONNX model", "export it again", DecodeError):
+        with parsing("an ONNX model", "export it again"):
             model = onnx.load(file, format="protobuf", load_external_data=False)
         if not model.graph.node:
             raise InputError("holds no ONNX graph; export the model again")
         # onnx itself refuses external files outside the model's folder.
-        with parsing("an ONNX model with weights in a second file", "keep both together", onnx.checker.ValidationError):
+        with parsing("an ONNX model with weights in a second file", "keep both together"):
             load_external_data_for_model(model, str(file.parent))
         return _read(model)
 

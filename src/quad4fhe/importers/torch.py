@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle  # for its exception only: nothing is unpickled here
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def from_torch_file(path: str | Path) -> MLP:
                 content = torch.load(file, map_location="cpu", weights_only=True)
         # torch.load lets whatever its unpickler hits on bad bytes escape: KeyError, IndexError, UnicodeDecodeError...
         except Exception as error:
-            if isinstance(error, pickle.UnpicklingError) or zipfile.is_zipfile(file):
+            if isinstance(error, pickle.UnpicklingError) or "TorchScript" in str(error):
                 came = "holds a whole pickled module or a TorchScript archive, which is never run, wanted a state dict"
             else:
                 came = "is damaged or no torch file, wanted a state dict"
