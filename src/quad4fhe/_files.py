@@ -1,0 +1,83 @@
+"""The one place where a file that cannot be read becomes one line for the user.
+
+Decides how the path and the reason are worded. Which formats exist, and what their contents mean, is left to
+`importers` (models) and `data` (samples).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quad4fhe.errors import InputError
+
+_REASON_LENGTH = 160
+
+
+def one_line(error: BaseException) -> str:
+    """What another package said, as one short printable line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(c for c in text if c.isprintable())
+    return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[Path]:
+    """Check that `path` is a readable file that is not empty, and put its name in front of what goes wrong with it."""
+    file = Path(path)
+    try:
+        if file.is_dir():
+            raise InputError("this is a folder, wanted a file; name a file inside it")
+        try:
+            with file.open("rb") as handle:
+                first = handle.read(1)
+        except FileNotFoundError:
+            raise InputError("no such file; check the path") from None
+        except OSError as error:
+            raise InputError(
+                f"cannot be opened ({error.strerror or one_line(error)}); check its permissions"
+            ) from error
+        if not first:
+            raise InputError("the file is empty; write it again")
+        yield file
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error.__cause__
+
+
+@contextmanager
+def parsing(kind: str, fix: str) -> Iterator[None]:
+    """Turn any complaint of a file format's own reader into an InputError.
+
+    Wrap calls into the reader and little else, or a mistake of ours is blamed on the file. Every exception counts:
+    on damaged bytes the readers also raise KeyError, AttributeError, TokenError and classes of their own.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"cannot be read as {kind} ({one_line(error)}); {fix}") from error
+
+
+@contextmanager
+def open_npz(file: Path, fix: str) -> Iterator[np.lib.npyio.NpzFile]:
+    """Open an .npz archive without reading its arrays; arrays that need pickle are refused when they are read."""
+    # A handle of our own: given a path, np.load leaves a damaged archive open.
+    with file.open("rb") as handle:
+        with parsing("an .npz archive", fix):
+            archive = np.load(handle, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise InputError(f"holds a single array, wanted an .npz archive; {fix}")
+        with archive:
+            yield archive
+
+
+def read_npz(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray[Any, Any]:
+    """Read one array of an open archive."""
+    with parsing(f"the array {key!r} of an .npz archive", "object arrays and damaged archives are refused"):
+        array: np.ndarray[Any, Any] = archive[key]
+    return array

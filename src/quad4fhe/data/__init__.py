@@ -1,0 +1,1 @@
+"""Samples from outside: files of the user's own."""

@@ -1,0 +1,85 @@
+"""Read samples, and labels where there are any, from the files users have: .npz, .npy, .csv, .csv.gz, .parquet.
+
+Decides which array or column is what. Whether the samples fit a model, and are finite, is left to `_arrays`, which
+sees them chunk by chunk; a .npy file therefore stays on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe._files import open_npz, opened, parsing, read_npz
+from quad4fhe.data._tables import read_csv, read_parquet
+from quad4fhe.errors import InputError
+
+Role = Literal["calibration", "test"]
+Samples = tuple[NDArray[Any], NDArray[Any] | None]
+
+_SUFFIX_OF_ROLE: dict[Role, str] = {"calibration": "cal", "test": "test"}
+
+
+def read_samples(path: str | Path, role: Role) -> Samples:
+    """Read X (n, d) and y (n,), None without labels.
+
+    An .npz archive holds X and y, or X_cal and y_cal for the role calibration, X_test and y_test for the role test;
+    integer codes are multiplied by `scale` where there is one. In a table, the column named y, label, target or
+    outcome holds the labels and every other column is a feature.
+    """
+    name = Path(path).name.lower()
+    readers: dict[str, Callable[[Path], Samples]] = {
+        ".npz": lambda file: _read_npz(file, role),
+        ".npy": _read_npy,
+        ".csv": read_csv,
+        ".csv.gz": read_csv,
+        ".parquet": read_parquet,
+    }
+    for suffix, read in readers.items():
+        if name.endswith(suffix):
+            with opened(path) as file:
+                return _checked(*read(file))
+    raise InputError(f"{path}: not a samples file, wanted {', '.join(readers)}; save the samples as one of these")
+
+
+def _read_npz(file: Path, role: Role) -> Samples:
+    with open_npz(file, "write it with numpy.savez(path, X=..., y=...)") as archive:
+        suffix = _SUFFIX_OF_ROLE[role]
+        ending = next((end for end in (f"_{suffix}", "") if f"X{end}" in archive), None)
+        if ending is None:
+            held = ", ".join(repr(key) for key in archive.files[:8]) or "no arrays"
+            raise InputError(f"holds {held}, wanted 'X' or 'X_{suffix}' for the {role} samples; rename the array")
+        X = read_npz(archive, f"X{ending}")
+        if "scale" in archive and X.dtype.kind in "iu":
+            scale = read_npz(archive, "scale")
+            if scale.dtype.kind not in "iuf" or (scale.size != 1 and scale.shape != X.shape[1:]):
+                raise InputError(f"scale has shape {scale.shape}, wanted one number per column of X {X.shape}")
+            X = X.astype(np.float32) * scale.reshape(-1).astype(np.float32)
+        return X, read_npz(archive, f"y{ending}") if f"y{ending}" in archive else None
+
+
+def _read_npy(file: Path) -> Samples:
+    with parsing("a .npy array", "write it with numpy.save; object arrays are refused"):
+        X = np.load(file, mmap_mode="r", allow_pickle=False)
+    if not isinstance(X, np.ndarray):
+        X.close()
+        raise InputError("holds an archive, wanted a single array; name it .npz")
+    return X, None
+
+
+def _checked(X: NDArray[Any], y: NDArray[Any] | None) -> Samples:
+    if X.dtype.kind not in "biuf":
+        raise InputError(f"X has dtype {X.dtype}, wanted real numbers; convert it with .astype(float)")
+    if X.ndim != 2 or 0 in X.shape:
+        raise InputError(f"X has shape {X.shape}, wanted (samples, features) with at least one of each")
+    if y is None:
+        return X, None
+    labels = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if labels.shape != X.shape[:1]:
+        raise InputError(f"y has shape {y.shape}, wanted one label for each of the {X.shape[0]} samples")
+    if labels.dtype.kind == "f" and (np.isfinite(labels) & (labels == np.rint(labels))).all():
+        labels = labels.astype(np.int64)
+    return X, labels

@@ -1,0 +1,271 @@
+"""What one ONNX node does to the data: folded into the chain, harmless to the decision, or refused by name.
+
+Every rule is a function of a node and its one data input; `onnx` walks the graph. A tail (Softmax, ArgMax, labels)
+is accepted only where it provably keeps the decision of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe.importers._chain import Chain
+from quad4fhe.importers._onnx_graph import Constants, Node
+
+_FLOATS = frozenset((1, 10, 11, 16))  # TensorProto.FLOAT, FLOAT16, DOUBLE, BFLOAT16
+
+# affine: values of the chain. sigmoid: squashed one by one. scores: the largest wins. complement: 1 - sigmoid of one
+# score. label: the decision itself. shape: sizes of the data, not the data.
+Kind = Literal["affine", "sigmoid", "scores", "complement", "label", "shape"]
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """The data on one edge of the graph: the chain it came through, and what was done to its result since."""
+
+    chain: Chain
+    kind: Kind
+    vector: bool = False  # the input is one sample of shape (d,), not rows
+
+
+def apply(node: Node, flows: dict[str, Flow], constants: Constants) -> Flow:
+    """The data after `node`, or an InputError that names it."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if (domain, node.op) == ("", "Concat"):
+        return _concat(node, flows)
+    rule = _RULES.get((domain, node.op))
+    if rule is None:
+        raise node.refuse(f"is an operation{f' of domain {domain!r}' if domain else ''} that cannot be folded")
+    at = [index for index, name in enumerate(node.inputs) if name in flows]
+    # Reshape takes the sizes of the data beside the data; anything else with two data inputs is a branch that joins.
+    if len(at) > 1 and not (node.op == "Reshape" and at == [0, 1] and flows[node.inputs[1]].kind == "shape"):
+        raise node.refuse("joins two branches of the data")
+    return rule(node, flows[node.inputs[at[0]]], at[0], constants)
+
+
+Rule = Callable[[Node, Flow, int, Constants], Flow]
+
+
+def _affine(node: Node, flow: Flow) -> Chain:
+    if flow.kind == "shape":
+        raise node.refuse("computes with the sizes of the data")
+    if flow.kind != "affine":
+        raise node.refuse("comes after the scores were turned into probabilities or labels")
+    return flow.chain
+
+
+def _per_feature(node: Node, array: NDArray[Any]) -> NDArray[Any]:
+    """A constant that is broadcast along the samples, as a vector."""
+    if array.size != 1 and array.shape[-1:] != (array.size,):
+        raise node.refuse(f"has a constant of shape {array.shape}, wanted one number per feature")
+    return array.reshape(-1)
+
+
+def _gemm(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    if at != 0 or node.number("transA", 0):
+        raise node.refuse("has its samples as columns, wanted rows")
+    chain = _affine(node, flow)
+    weight = _matrix(node, constants.input(node, 1)) * node.number("alpha", 1.0)
+    weight = weight if node.number("transB", 0) else weight.T
+    if len(node.inputs) < 3 or not node.inputs[2]:
+        return replace(flow, chain=chain.linear(node.label, weight))
+    bias = _per_feature(node, constants.input(node, 2)) * node.number("beta", 1.0)
+    if bias.size == 1:
+        bias = np.broadcast_to(bias, weight.shape[:1])
+    return replace(flow, chain=chain.linear(node.label, weight, bias))
+
+
+def _matmul(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    chain = _affine(node, flow)
+    weight = _matrix(node, constants.input(node, 1 - at))
+    if at == 1 and not flow.vector:
+        raise node.refuse("has its samples as columns, wanted rows")
+    return replace(flow, chain=chain.linear(node.label, weight if at == 1 else weight.T))
+
+
+def _matrix(node: Node, array: NDArray[Any]) -> NDArray[Any]:
+    if array.ndim != 2:
+        raise node.refuse(f"has a weight of shape {array.shape}, wanted a matrix")
+    return array
+
+
+def _arithmetic(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    if node.op == "Sub" and at == 1 and flow.kind == "sigmoid" and flow.chain.width == 1:
+        if not (constants.input(node, 0) == 1.0).all():
+            raise node.refuse("subtracts a probability from a number other than 1")
+        return replace(flow, kind="complement")
+    chain = _affine(node, flow)
+    value = _per_feature(node, constants.input(node, 1 - at))
+    if node.op == "Div" and (at == 1 or not value.all()):
+        raise node.refuse("divides by the data or by zero")
+    scale, shift = {
+        "Add": (np.ones(1), value),
+        "Sub": (np.ones(1), -value) if at == 0 else (-np.ones(1), value),
+        "Mul": (value, np.zeros(1)),
+        "Div": (1.0 / value if node.op == "Div" else value, np.zeros(1)),
+    }[node.op]
+    return replace(flow, chain=chain.scale(node.label, scale, shift))
+
+
+def _batch_norm(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    if node.number("training_mode", 0) or at != 0:
+        raise node.refuse("is in training mode; export the model with eval()")
+    chain = _affine(node, flow)
+    gamma, beta, mean, var = (constants.input(node, index) for index in range(1, 5))
+    eps = node.number("epsilon", 1e-5)
+    return replace(flow, chain=chain.batch_norm(node.label, mean, var, eps, gamma, beta))
+
+
+def _scaler(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    chain = _affine(node, flow)
+    offset, scale = node.attributes.get("offset", [0.0]), node.attributes.get("scale", [1.0])
+    return replace(flow, chain=chain.scale(node.label, 1.0, np.negative(offset)).scale(node.label, scale, 0.0))
+
+
+def _relu(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    return replace(flow, chain=_affine(node, flow).relu(node.label))
+
+
+def _same(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    return flow
+
+
+def _dropout(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    if len(node.inputs) > 2 and node.inputs[2] and constants.input(node, 2).any():
+        raise node.refuse("is in training mode; export the model with eval()")
+    return flow
+
+
+def _cast(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    if flow.kind not in ("label", "shape") and node.number("to", 1) not in _FLOATS:
+        raise node.refuse("rounds the data to whole numbers")
+    return flow
+
+
+def _flatten(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    if flow.kind != "label" and node.number("axis", 1) != 1:
+        raise node.refuse(f"flattens from axis {node.number('axis', 1)}, which mixes samples")
+    return flow
+
+
+def _reshape(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    if flow.kind == "label":
+        return flow
+    chain = flow.chain
+    if len(node.inputs) > 1 and node.inputs[1] not in constants:
+        # x.view(x.size(0), -1): the sizes are computed, so only the input's own flattening can be trusted
+        if chain.started:
+            raise node.refuse("changes the shape of the data between the layers")
+        return flow
+    sizes = [int(size) for size in constants.input(node, 1)]
+    width = chain.width if chain.started else None
+    if (len(sizes) == 2 and (width is None or sizes[1] in (width, -1))) or (width == 1 and sizes == [-1]):
+        return flow
+    raise node.refuse(f"changes the shape of the data to {sizes}")
+
+
+def _squeeze(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    """Drop or add the axis of a single score; of labels, any."""
+    if flow.kind in ("label", "shape") or (flow.chain.complete and flow.chain.width == 1):
+        return flow
+    raise node.refuse("changes the shape of the data")
+
+
+def _over_classes(node: Node, flow: Flow, default: int) -> None:
+    axis = node.number("axis", default)
+    if axis not in ((0, -1) if flow.vector else (1, -1)):
+        raise node.refuse(f"works along axis {axis}, which is not the classes'")
+    # A pair (1 - p, p) made from one score is "scores" already.
+    if flow.kind != "scores" and flow.chain.width == 1:
+        raise node.refuse("works on a single score, so its answer is constant")
+
+
+def _tail(node: Node, flow: Flow) -> None:
+    if not flow.chain.complete:
+        raise node.refuse("comes before the last layer")
+    if flow.kind not in ("affine", "sigmoid", "scores"):
+        raise node.refuse("comes after the decision was taken")
+
+
+def _sigmoid(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    _tail(node, flow)
+    if flow.kind != "affine":
+        raise node.refuse("squashes scores twice")
+    return replace(flow, kind="sigmoid")
+
+
+def _softmax(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    _tail(node, flow)
+    # The default axis was 1 before opset 13 and is -1 since: the same for rows of scores.
+    _over_classes(node, flow, -1)
+    return replace(flow, kind="scores")
+
+
+def _argmax(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    _tail(node, flow)
+    _over_classes(node, flow, 0)
+    if node.number("select_last_index", 0):
+        raise node.refuse("takes the last class on a tie, wanted the first")
+    return replace(flow, kind="label")
+
+
+def _zipmap(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    _tail(node, flow)
+    return replace(flow, kind="label")
+
+
+def _lookup(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    """Class names by index, or one of the sizes of the data."""
+    if (flow.kind, at) in (("label", 1), ("shape", 0)):
+        return flow
+    raise node.refuse("picks some of the data")
+
+
+def _sizes(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    return replace(flow, kind="shape")
+
+
+def _concat(node: Node, flows: dict[str, Flow]) -> Flow:
+    """The probabilities (1 - p, p) of a binary score, in this order; or the sizes of the data."""
+    parts = [flows[name] for name in node.inputs if name in flows]
+    if all(part.kind == "shape" for part in parts):
+        return parts[0]
+    kinds = [part.kind for part in parts]
+    same = all(part.chain is parts[0].chain for part in parts)
+    if kinds != ["complement", "sigmoid"] or len(node.inputs) != 2 or not same:
+        raise node.refuse("joins two branches of the data")
+    if node.number("axis", 1) not in ((0, -1) if parts[0].vector else (1, -1)):
+        raise node.refuse("joins probabilities along the samples")
+    return replace(parts[0], kind="scores")
+
+
+_RULES: dict[tuple[str, str], Rule] = {
+    ("", "Gemm"): _gemm,
+    ("", "MatMul"): _matmul,
+    ("", "Add"): _arithmetic,
+    ("", "Sub"): _arithmetic,
+    ("", "Mul"): _arithmetic,
+    ("", "Div"): _arithmetic,
+    ("", "BatchNormalization"): _batch_norm,
+    ("ai.onnx.ml", "Scaler"): _scaler,
+    ("", "Relu"): _relu,
+    ("", "Identity"): _same,
+    ("", "Dropout"): _dropout,
+    ("", "Cast"): _cast,
+    ("", "Flatten"): _flatten,
+    ("", "Reshape"): _reshape,
+    ("", "Squeeze"): _squeeze,
+    ("", "Unsqueeze"): _squeeze,
+    ("", "Sigmoid"): _sigmoid,
+    ("", "Softmax"): _softmax,
+    ("", "LogSoftmax"): _softmax,
+    ("", "ArgMax"): _argmax,
+    ("ai.onnx.ml", "ZipMap"): _zipmap,
+    ("ai.onnx.ml", "ArrayFeatureExtractor"): _lookup,
+    ("", "Gather"): _lookup,
+    ("", "Shape"): _sizes,
+}

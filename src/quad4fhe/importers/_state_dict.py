@@ -1,0 +1,161 @@
+"""Rebuild a model from torch-style names (`0.weight`, `bn.running_mean`) alone.
+
+Names and shapes say which layers there are, not always in which order; what they leave open is refused, never
+guessed. Opening files is left to `torch` and `arrays`, folding to `_chain`. The activation is taken to be ReLU and
+the epsilon of a BatchNorm to be torch's default, for a state dict records neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from quad4fhe.errors import InputError
+from quad4fhe.importers._chain import Chain
+from quad4fhe.mlp import MLP
+
+_EPS = 1e-5  # torch.nn.BatchNorm1d's default
+_PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_WAY_OUT = "pass the Sequential itself to from_torch, or export the model to ONNX"
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The entries under one prefix: a Linear (a matrix) or a BatchNorm (running statistics)."""
+
+    name: str
+    parts: Mapping[str, NDArray[Any]]
+
+    @property
+    def linear(self) -> bool:
+        return "weight" in self.parts and self.parts["weight"].ndim == 2
+
+    @property
+    def label(self) -> str:
+        return f"layer {self.name!r} ({'Linear' if self.linear else 'BatchNorm1d'})"
+
+    @property
+    def width(self) -> int:
+        """Features of a BatchNorm."""
+        return int(self.parts["running_mean"].size)
+
+    def onto(self, chain: Chain) -> Chain:
+        parts = self.parts
+        if self.linear:
+            return chain.linear(self.label, parts["weight"], parts.get("bias"))
+        gamma, beta = parts.get("weight", 1.0), parts.get("bias", 0.0)
+        return chain.batch_norm(self.label, parts["running_mean"], parts["running_var"], _EPS, gamma, beta)
+
+
+def from_state_dict(entries: Mapping[str, NDArray[Any]]) -> MLP:
+    """Build the model whose layers have these names and arrays."""
+    layers = _layers(entries)
+    linears = [layer for layer in layers if layer.linear]
+    if len(linears) != 2:
+        names = ", ".join(repr(layer.name) for layer in linears) or "none"
+        raise InputError(
+            f"found {len(linears)} Linear layers ({names}), wanted two; only one hidden ReLU layer is supported"
+        )
+    before, after = _by_index(layers) or _by_shape(layers)
+    chain = Chain()
+    for layer in before:
+        chain = layer.onto(chain)
+    chain = chain.relu("the ReLU")
+    for layer in after:
+        chain = layer.onto(chain)
+    return chain.mlp()
+
+
+def _layers(entries: Mapping[str, NDArray[Any]]) -> list[_Layer]:
+    groups: dict[str, dict[str, NDArray[Any]]] = {}
+    for key, array in entries.items():
+        prefix, _, part = key.rpartition(".")
+        if part not in _PARTS:
+            raise InputError(f"entry {key!r} belongs to no Linear or BatchNorm1d layer; {_WAY_OUT}")
+        groups.setdefault(prefix, {})[part] = array
+    layers = [_Layer(name, parts) for name, parts in groups.items()]
+    for layer in layers:
+        if not layer.linear and not {"running_mean", "running_var"} <= layer.parts.keys():
+            shape = layer.parts["weight"].shape if "weight" in layer.parts else "no"
+            raise InputError(
+                f"layer {layer.name!r} has {shape} weight and no running_mean and running_var; "
+                "supported: Linear, and BatchNorm1d with running statistics"
+            )
+    return layers
+
+
+def _by_index(layers: Sequence[_Layer]) -> tuple[list[_Layer], list[_Layer]] | None:
+    """Layers before and after the ReLU when all are numbered members of one Sequential, else None.
+
+    A module without parameters leaves a gap in the numbers. The ReLU is in one of the gaps between the two Linears,
+    which decides the side of a BatchNorm as long as all gaps are on one side of it.
+    """
+    split = [layer.name.rpartition(".") for layer in layers]
+    if len({stem for stem, _, _ in split}) > 1 or not all(index.isdecimal() for _, _, index in split):
+        return None
+    at = dict(sorted((int(index), layer) for (_, _, index), layer in zip(split, layers, strict=True)))
+    first, second = (index for index, layer in at.items() if layer.linear)
+    gaps = [index for index in range(first + 1, second) if index not in at]
+    before, after = [], []
+    for index, layer in at.items():
+        if index <= first or (index < second and gaps and index < gaps[0]):
+            before.append(layer)
+        elif index >= second or (gaps and index > gaps[-1]):
+            after.append(layer)
+        else:
+            raise _undecided(layer)
+    return before, after
+
+
+def _by_shape(layers: Sequence[_Layer]) -> tuple[list[_Layer], list[_Layer]]:
+    """Layers before and after the ReLU when only the shapes say which comes first."""
+    first, second = _linear_order([layer for layer in layers if layer.linear])
+    units, features = first.parts["weight"].shape
+    outputs = second.parts["weight"].shape[0]
+    before, after = [first], [second]
+    for layer in layers:
+        if layer.linear:
+            continue
+        places = [
+            place for place, width in (("in", features), ("mid", units), ("out", outputs)) if width == layer.width
+        ]
+        if not places:
+            raise InputError(
+                f"{layer.label} has {layer.width} features, but the model has {features}, {units} and {outputs}; "
+                "check the file"
+            )
+        if places == ["in"] and before == [first]:
+            before.insert(0, layer)
+        elif places == ["out"] and after == [second]:
+            after.append(layer)
+        else:
+            raise _undecided(layer)
+    return before, after
+
+
+def _linear_order(pair: Sequence[_Layer]) -> Sequence[_Layer]:
+    def feeds(first: _Layer, second: _Layer) -> bool:
+        return bool(first.parts["weight"].shape[0] == second.parts["weight"].shape[1])
+
+    one, two = pair
+    if feeds(one, two) and not feeds(two, one):
+        return one, two
+    if feeds(two, one) and not feeds(one, two):
+        return two, one
+    shapes = " and ".join(f"{layer.label} {layer.parts['weight'].shape}" for layer in pair)
+    if not feeds(one, two):
+        raise InputError(f"{shapes} fit in neither order; wanted (units, features) and (classes, units)")
+    # As many classes as features: only numbered names (fc1, fc2) still tell first from second.
+    numbers = [[int(digits) for digits in re.findall(r"\d+", layer.name)] for layer in pair]
+    stems = {re.sub(r"\d+", "#", layer.name) for layer in pair}
+    if len(stems) == 1 and numbers[0] != numbers[1]:
+        return sorted(pair, key=lambda layer: numbers[pair.index(layer)])
+    raise InputError(f"{shapes} fit in either order; save them as W1, b1, W2, b2 with numpy.savez")
+
+
+def _undecided(layer: _Layer) -> InputError:
+    return InputError(f"{layer.label} may come before or after the ReLU, its name does not say; {_WAY_OUT}")
