@@ -63,14 +63,37 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 class Certified(Protocol):
     """What of a fit is certified; any object with these attributes will do."""
 
-    mlp: MLP
-    model: QuadraticModel
-    family: str
-    alpha: Any
-    beta: Any
-    eta: Any
-    tau: float
-    certificate: Certificate
+    @property
+    def mlp(self) -> MLP:
+        """The ReLU model."""
+
+    @property
+    def model(self) -> QuadraticModel:
+        """The replacement."""
+
+    @property
+    def family(self) -> str:
+        """Which numbers were free."""
+
+    @property
+    def alpha(self) -> Any:
+        """Weight of the squares."""
+
+    @property
+    def beta(self) -> Any:
+        """Weight of the pre-activations."""
+
+    @property
+    def eta(self) -> Any:
+        """Constant."""
+
+    @property
+    def tau(self) -> float:
+        """Threshold moved into c."""
+
+    @property
+    def certificate(self) -> Certificate:
+        """What is claimed."""
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):

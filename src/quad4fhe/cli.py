@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from quad4fhe._terminal import Reporter
 from quad4fhe.data.files import read_samples
 from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNotReachedError
 from quad4fhe.fit import Fit, fit
+from quad4fhe.fit.result import check_fit_path
 from quad4fhe.mlp import MLP
 
 app = typer.Typer(
@@ -33,14 +34,16 @@ app = typer.Typer(
 _ANSWER_IS_NO = (CertificateError, FitError, TargetNotReachedError)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-ModelFile = Annotated[Path, typer.Argument(help="The model: .npz, .safetensors, .onnx, .pt or .pth.", show_default=False)]
+ModelFile = Annotated[
+    Path, typer.Argument(help="The model: .npz, .safetensors, .onnx, .pt or .pth.", show_default=False)
+]
 CalibFile = Annotated[
     Path, typer.Argument(help="Calibration data: .npz (X), .npy, .csv or .parquet.", show_default=False)
 ]
 FitFile = Annotated[Path, typer.Argument(help="A fit file made by `quad4fhe fit`.", show_default=False)]
 
 
-class RegimeName(str, Enum):
+class RegimeName(StrEnum):
     """The regimes that can be asked for."""
 
     auto = "auto"
@@ -49,7 +52,7 @@ class RegimeName(str, Enum):
     soft = "soft"
 
 
-class ThresholdName(str, Enum):
+class ThresholdName(StrEnum):
     """Where a binary decision may be taken."""
 
     zero = "zero"
@@ -84,6 +87,7 @@ def fit_command(
     json: JsonFlag = False,
 ) -> None:
     """Replace the ReLU of MODEL by a quadratic that keeps its decisions on CALIB, with a certificate."""
+    check_fit_path(out)  # before the work, not after it
     with Reporter() as progress:
         mlp = MLP.load(model)
         X_cal, _ = read_samples(calib, "calibration")

@@ -5,6 +5,7 @@ Decides the story of the demo. It calls the same functions a user calls and prin
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
 def _train() -> tuple[Any, Any, Any, Any]:
     try:
         from sklearn.datasets import load_breast_cancer
+        from sklearn.exceptions import ConvergenceWarning
         from sklearn.model_selection import train_test_split
         from sklearn.neural_network import MLPClassifier
         from sklearn.pipeline import make_pipeline
@@ -69,6 +71,9 @@ def _train() -> tuple[Any, Any, Any, Any]:
         raise MissingExtraError("scikit-learn", "demo", "the demo") from None
     X, y = load_breast_cancer(return_X_y=True)
     X_cal, X_test, y_cal, y_test = train_test_split(X, y, test_size=0.2, stratify=y, random_state=2026)
-    network = MLPClassifier(hidden_layer_sizes=(64,), early_stopping=True, max_iter=400, random_state=2026)
-    model = make_pipeline(StandardScaler(), network).fit(X_cal, y_cal)
+    model = make_pipeline(StandardScaler(), MLPClassifier((64,), max_iter=60, random_state=2026))
+    with warnings.catch_warnings():
+        # Sixty epochs are enough for this data; scikit-learn would rather train on until the loss stands still.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X_cal, y_cal)
     return model, X_cal, X_test, y_test

@@ -309,6 +309,17 @@ def count_agreement(mlp: MLP, model: QuadraticModel, X: Any) -> Agreement:
     return Agreement(samples=n, agreement=1.0 - lost / n, mismatches=lost)
 
 
+def check_fit_path(path: str | Path) -> Path:
+    """Refuse, before any work is done, a place where a fit can't be saved."""
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise InputError(f"a fit is saved as .safetensors, not {path.name!r}; choose a name such as fit.safetensors")
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"would be in {path.parent}, which does not exist"
+        raise InputError(f"{path} {what}; choose a file in an existing folder")
+    return path
+
+
 def _coefficient(value: float | list[float] | None) -> Any:
     return np.array(value) if isinstance(value, list) else value
 
