@@ -1,0 +1,86 @@
+"""Arrows point one way: nothing below imports anything above it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import quad4fhe
+
+SOURCE = Path(quad4fhe.__file__).parent
+
+# From the ground up. A module may import from its own floor and from floors before it.
+FLOORS = [
+    {"errors", "_arrays", "_progress", "_files"},
+    {"mlp", "importers", "data"},
+    {"quadratic"},
+    {"exact", "polynomials"},
+    {"lift", "certificate"},
+    {"fit"},
+    {"circuit"},
+    {"he"},
+    {"serve", "engines", "experiments", "report"},
+    {"demo", "_terminal", "cli", "__init__"},
+]
+FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
+
+
+def _modules() -> dict[str, ast.Module]:
+    return {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts): ast.parse(path.read_text())
+        for path in sorted(SOURCE.rglob("*.py"))
+    }
+
+
+def _imports(tree: ast.Module) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name.removeprefix("quad4fhe.") for name in found if name.startswith("quad4fhe.")}
+
+
+def test_every_module_imports_only_from_its_floor_or_below() -> None:
+    wrong = []
+    for module, tree in _modules().items():
+        room = module.split(".")[0]
+        assert room in FLOOR, f"{module} has no floor: say in this test where it belongs"
+        for target in _imports(tree):
+            if target.split(".")[0] in FLOOR and FLOOR[target.split(".")[0]] > FLOOR[room]:
+                wrong.append(f"{module} imports {target}")
+    assert not wrong
+
+
+def test_checking_a_certificate_uses_nothing_of_the_solvers() -> None:
+    modules = _modules()
+    seen, todo = set(), ["certificate"]
+    while todo:
+        module = todo.pop()
+        if module in seen or module not in modules:
+            continue
+        seen.add(module)
+        # The constructors of MLP reach the importers when they are called; a check never calls them.
+        todo += [t for t in _imports(modules[module]) if not (module == "mlp" and t.startswith("importers"))]
+    assert not {module for module in seen if module.split(".")[0] in ("fit", "lift")}
+    assert "exact" in seen
+
+
+def test_inside_the_fit_only_the_cascade_knows_the_order() -> None:
+    modules = _modules()
+    attempts = {"fit.two", "fit.many"}
+    users = {m for m, tree in modules.items() if _imports(tree) & attempts or m in attempts}
+    assert users == attempts | {"fit.cascade"}
+
+
+def test_only_one_file_imports_the_seal_binding() -> None:
+    users = set()
+    for module, tree in _modules().items():
+        for node in ast.walk(tree):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names.append(node.module)
+            if any(name.split(".")[0] == "seal" for name in names):
+                users.add(module)
+    assert users <= {"he.seal"}
