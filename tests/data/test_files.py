@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from quad4fhe import InputError, MissingExtraError
 from quad4fhe.data.files import read_samples
-from reference_models import assert_refused
+from reference_models import assert_refused, damages
 
 X = np.array([[1.5, -2.0], [3.0, 4.25], [0.0, 1e-7]])
 Y = np.array([0, 1, 1])
@@ -208,6 +208,25 @@ def test_a_file_without_samples_is_refused_in_one_line_with_its_path(case: str, 
     with pytest.raises(InputError) as caught:
         read_samples(path, "calibration")
     assert_refused(str(caught.value), f"{path}: ", *words)
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.npy", "x.csv", "x.csv.gz"])
+def test_a_damaged_file_is_read_or_refused_in_one_line_and_nothing_else(name: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", X=X, y=Y)
+    np.save(tmp_path / "x.npy", X)
+    (tmp_path / "x.csv").write_text(CSV)
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(CSV.encode()))
+
+    @settings(max_examples=150, deadline=None)
+    @given(damages((tmp_path / name).read_bytes()))
+    def check(damaged: bytes) -> None:
+        (tmp_path / name).write_bytes(damaged)
+        try:
+            read_samples(tmp_path / name, "test")
+        except InputError as error:
+            assert_refused(str(error), name)
+
+    check()
 
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
