@@ -28,12 +28,12 @@ def from_onnx(path: str | Path) -> MLP:
         raise MissingExtraError("onnx", "onnx", "importing an ONNX model") from None
 
     with opened(path) as file:
-        with parsing("an ONNX model", "export it again"):
+        with parsing("the ONNX model", "export it again"):
             model = onnx.load(file, format="protobuf", load_external_data=False)
         if not model.graph.node:
             raise InputError("holds no ONNX graph; export the model again")
         # onnx itself refuses external files outside the model's folder.
-        with parsing("an ONNX model with weights in a second file", "keep both together"):
+        with parsing("the second file, which holds the weights,", "keep both together"):
             load_external_data_for_model(model, str(file.parent))
         return _read(model)
 
