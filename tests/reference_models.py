@@ -63,6 +63,19 @@ def assert_answers(mlp: MLP, X: NDArray[np.float64], scores: ArrayLike, toleranc
     np.testing.assert_array_equal(mlp.decide(X)[clear], decisions[clear])
 
 
+def damages(raw: bytes) -> st.SearchStrategy[bytes]:
+    """The bytes of a file with a few changed, or cut short."""
+
+    def damage(changes: dict[int, int], length: int) -> bytes:
+        data = bytearray(raw)
+        for at, value in changes.items():
+            data[at] = value
+        return bytes(data[:length])
+
+    changes = st.dictionaries(st.integers(0, len(raw) - 1), st.integers(0, 255), max_size=4)
+    return st.builds(damage, changes, st.just(len(raw)) | st.integers(1, len(raw)))
+
+
 def assert_refused(message: str, *words: str) -> None:
     """One line that names what was wrong."""
     assert "\n" not in message

@@ -49,7 +49,7 @@ def opened(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def parsing(kind: str, fix: str) -> Iterator[None]:
+def parsing(what: str, fix: str) -> Iterator[None]:
     """Turn any complaint of a file format's own reader into an InputError.
 
     Wrap calls into the reader and little else, or a mistake of ours is blamed on the file. Every exception counts:
@@ -60,7 +60,7 @@ def parsing(kind: str, fix: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"cannot be read as {kind} ({one_line(error)}); {fix}") from error
+        raise InputError(f"{what} cannot be read ({one_line(error)}); {fix}") from error
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def open_npz(file: Path, fix: str) -> Iterator[np.lib.npyio.NpzFile]:
     """Open an .npz archive without reading its arrays; arrays that need pickle are refused when they are read."""
     # A handle of our own: given a path, np.load leaves a damaged archive open.
     with file.open("rb") as handle:
-        with parsing("an .npz archive", fix):
+        with parsing("the .npz archive", fix):
             archive = np.load(handle, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise InputError(f"holds a single array, wanted an .npz archive; {fix}")
@@ -78,6 +78,6 @@ def open_npz(file: Path, fix: str) -> Iterator[np.lib.npyio.NpzFile]:
 
 def read_npz(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray[Any, Any]:
     """Read one array of an open archive."""
-    with parsing(f"the array {key!r} of an .npz archive", "object arrays and damaged archives are refused"):
+    with parsing(f"the array {key!r} of the .npz archive", "object arrays and damaged archives are refused"):
         array: np.ndarray[Any, Any] = archive[key]
     return array

@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from quad4fhe import InputError, MissingExtraError
 from quad4fhe.data.files import read_samples
-from reference_models import assert_refused
+from reference_models import assert_refused, damages
 
 X = np.array([[1.5, -2.0], [3.0, 4.25], [0.0, 1e-7]])
 Y = np.array([0, 1, 1])
@@ -167,7 +167,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], list[str]]] = {
     "gz of something else": ("x.txt.gz", text("a"), ["not a samples file"]),
     "no X": ("x.npz", npz(W1=X), ["holds 'W1'", "'X' or 'X_cal' for the calibration samples"]),
     "the other role": ("x.npz", npz(X_test=X), ["holds 'X_test'", "'X_cal'"]),
-    "noise npz": ("x.npz", data(b"noise" * 9), ["cannot be read as an .npz archive"]),
+    "noise npz": ("x.npz", data(b"noise" * 9), ["the .npz archive cannot be read"]),
     "object npz": ("x.npz", npz(X=np.array([[None]], dtype=object)), ["'X'", "object arrays"]),
     "object labels": ("x.npz", npz(X=X, y=np.array([1, "a", None], dtype=object)), ["'y'", "object arrays"]),
     "text npz": ("x.npz", npz(X=np.array([["a"]])), ["X has dtype", "real numbers"]),
@@ -175,8 +175,8 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], list[str]]] = {
     "labels of another length": ("x.npz", npz(X=X, y=Y[:2]), ["y has shape (2,)", "each of the 3 samples"]),
     "one sample as vector": ("x.npy", npy(np.ones(4)), ["X has shape (4,)", "(samples, features)"]),
     "no samples": ("x.npz", npz(X=np.ones((0, 4))), ["X has shape (0, 4)", "at least one"]),
-    "object npy": ("x.npy", npy(np.array([[None]], dtype=object)), ["cannot be read as a .npy array"]),
-    "noise npy": ("x.npy", data(b"noise" * 9), ["cannot be read as a .npy array"]),
+    "object npy": ("x.npy", npy(np.array([[None]], dtype=object)), ["the .npy array cannot be read"]),
+    "noise npy": ("x.npy", data(b"noise" * 9), ["the .npy array cannot be read"]),
     "archive as npy": ("x.npy", archive_named_npy, ["holds an archive", "name it .npz"]),
     "word": ("x.csv", text("a,b\n1,2\n3,four\n"), ["row 2 (line 3), column 'b': 'four' is not a number"]),
     "word, no header": ("x.csv", text("1,2\n\n3,four\n"), ["row 2 (line 3), column 2: 'four'"]),
@@ -189,10 +189,10 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], list[str]]] = {
     "rows shorter than the header": ("x.csv", text("a,b,y\n1\n"), ["row 1 (line 2) has 1 cells", "has 3"]),
     "labels only": ("x.csv", text("y\n1\n"), ["X has shape (1, 0)"]),
     "blank": ("x.csv", text("\n \n"), ["X has shape"]),
-    "another encoding": ("x.csv", data("größe\n1\n".encode("latin-1")), ["cannot be read as a CSV table", "UTF-8"]),
-    "not gzip": ("x.csv.gz", text(CSV), ["cannot be read as a CSV table"]),
-    "truncated gzip": ("x.csv.gz", data(gzip.compress(CSV.encode())[:-9]), ["cannot be read as a CSV table"]),
-    "noise parquet": ("x.parquet", data(b"noise" * 9), ["cannot be read as a Parquet table"]),
+    "another encoding": ("x.csv", data("größe\n1\n".encode("latin-1")), ["the CSV table cannot be read", "UTF-8"]),
+    "not gzip": ("x.csv.gz", text(CSV), ["the CSV table cannot be read"]),
+    "truncated gzip": ("x.csv.gz", data(gzip.compress(CSV.encode())[:-9]), ["the CSV table cannot be read"]),
+    "noise parquet": ("x.parquet", data(b"noise" * 9), ["the Parquet table cannot be read"]),
     "text in parquet": ("x.parquet", parquet(a=["x"], y=[1]), ["column 'a' has type string", "wanted numbers"]),
     "hole in parquet": ("x.parquet", parquet(a=[1.0, None]), ["row 2, column 'a'", "empty"]),
 }
@@ -208,6 +208,25 @@ def test_a_file_without_samples_is_refused_in_one_line_with_its_path(case: str, 
     with pytest.raises(InputError) as caught:
         read_samples(path, "calibration")
     assert_refused(str(caught.value), f"{path}: ", *words)
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.npy", "x.csv", "x.csv.gz"])
+def test_a_damaged_file_is_read_or_refused_in_one_line_and_nothing_else(name: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", X=X, y=Y)
+    np.save(tmp_path / "x.npy", X)
+    (tmp_path / "x.csv").write_text(CSV)
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(CSV.encode()))
+
+    @settings(max_examples=150, deadline=None)
+    @given(damages((tmp_path / name).read_bytes()))
+    def check(damaged: bytes) -> None:
+        (tmp_path / name).write_bytes(damaged)
+        try:
+            read_samples(tmp_path / name, "test")
+        except InputError as error:
+            assert_refused(str(error), name)
+
+    check()
 
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from safetensors.numpy import save_file
 
 from quad4fhe import MLP, InputError, MissingExtraError
-from reference_models import Net, assert_answers, assert_refused, nets, relu_logits
+from reference_models import Net, assert_answers, assert_refused, damages, nets, relu_logits
 
 NET = Net(d=3, m=4, classes=3, seed=11)
 NAMES = ("W1", "b1", "W2", "b2")
@@ -88,10 +88,10 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], list[str]]] = {
     "empty npz": ("m.npz", write(b""), ["the file is empty"]),
     "empty onnx": ("m.onnx", write(b""), ["the file is empty"]),
     "empty safetensors": ("m.safetensors", write(b""), ["the file is empty"]),
-    "noise npz": ("m.npz", write(b"noise" * 50), ["cannot be read as an .npz archive", "numpy.savez"]),
-    "noise zip": ("m.npz", write(b"PK\x03\x04" + b"noise" * 50), ["cannot be read as an .npz archive"]),
-    "noise safetensors": ("m.safetensors", write(b"noise" * 50), ["cannot be read as a .safetensors file"]),
-    "noise onnx": ("m.onnx", write(b"\xff\xfenoise" * 50), ["cannot be read as an ONNX model", "export it again"]),
+    "noise npz": ("m.npz", write(b"noise" * 50), ["the .npz archive cannot be read", "numpy.savez"]),
+    "noise zip": ("m.npz", write(b"PK\x03\x04" + b"noise" * 50), ["the .npz archive cannot be read"]),
+    "noise safetensors": ("m.safetensors", write(b"noise" * 50), ["the .safetensors file cannot be read"]),
+    "noise onnx": ("m.onnx", write(b"\xff\xfenoise" * 50), ["the ONNX model cannot be read", "export it again"]),
     "truncated npz": ("m.npz", truncated, [".npz archive"]),
     "an npy inside": ("m.npz", single, ["single array"]),
     "objects": ("m.npz", objects, ["'b1'", "object arrays"]),
@@ -117,6 +117,41 @@ def test_a_file_that_is_no_model_is_refused_in_one_line_with_its_path(case: str,
     with pytest.raises(InputError) as caught:
         MLP.load(path)
     assert_refused(str(caught.value), f"{path}: ", *words)
+
+
+def saved(name: str, folder: Path) -> bytes:
+    """A good model file as bytes."""
+    path = folder / name
+    if name.endswith(".npz"):
+        np.savez_compressed(path, **arrays())
+    elif name.endswith(".safetensors"):
+        save_file(arrays(), path)
+    else:
+        onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+        helper = onnx.helper
+        tensors = [onnx.numpy_helper.from_array(value, key) for key, value in arrays().items()]
+        nodes = [
+            helper.make_node("Gemm", ["x", "W1", "b1"], ["y"], name="first", transB=1),
+            helper.make_node("Relu", ["y"], ["h"]),
+            helper.make_node("Gemm", ["h", "W2", "b2"], ["out"], transB=1),
+        ]
+        ends = [[helper.make_tensor_value_info(name, 1, ["n", size])] for name, size in (("x", 3), ("out", 3))]
+        onnx.save(helper.make_model(helper.make_graph(nodes, "g", *ends, tensors)), path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["m.npz", "m.safetensors", "m.onnx"])
+def test_a_damaged_file_is_read_or_refused_in_one_line_and_nothing_else(name: str, tmp_path: Path) -> None:
+    @settings(max_examples=150, deadline=None)
+    @given(damages(saved(name, tmp_path)))
+    def check(damaged: bytes) -> None:
+        (tmp_path / name).write_bytes(damaged)
+        try:
+            MLP.load(tmp_path / name)
+        except InputError as error:
+            assert_refused(str(error), name)
+
+    check()
 
 
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -376,6 +376,11 @@ REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ),
         ["node 'Concat_out' (Concat)"],
     ),
+    "the probability of class 0 alone": (
+        lambda: plain(node("Sigmoid", "z", "p"), node("Sub", "unit p", "out"), net=BINARY, unit=vec(1)),
+        ["no output of the graph is a score or label"],
+    ),
+    "division by zero": (lambda: plain(before=[node("Div", "x o", "r")], o=vec(1, 0, 1)), ["'Div_r'", "by zero"]),
     "argmin": (lambda: plain(node("ArgMin", "z", "out", axis=1)), ["node 'ArgMin_out' (ArgMin)"]),
     "argmax over samples": (lambda: plain(node("ArgMax", "z", "out", axis=0)), ["(ArgMax)", "axis 0"]),
     "argmax of one score": (
@@ -411,7 +416,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "an output without input": (
         lambda: graph([node("Identity", "W1", "out")], weights()),
-        ["no output of the graph depends on its input"],
+        ["no output of the graph is a score or label of its input"],
     ),
     "an opset of 2016": (lambda: graph(list(plain().graph.node), weights(), opset=6), ["opset 6", "wanted 7 or later"]),
     "a damaged tensor": (truncated, ["the tensor 'W1' of the graph", "export the model again"]),

@@ -27,7 +27,7 @@ _FIX = "write it with commas between the cells, in UTF-8"
 
 def read_csv(file: Path) -> Table:
     """Read a .csv or .csv.gz table; the header is optional, labels need one."""
-    with parsing("a CSV table", _FIX), _text(file) as handle:
+    with parsing("the CSV table", _FIX), _text(file) as handle:
         first = next(_rows(handle), (0, []))[1]
         header = _header(first)
         label = _label(header)
@@ -133,7 +133,7 @@ def read_parquet(file: Path) -> Table:
     except ImportError:
         raise MissingExtraError("pyarrow", "parquet", "reading a .parquet file") from None
 
-    with parsing("a Parquet table", "write it again"):
+    with parsing("the Parquet table", "write it again"):
         table = pq.read_table(file, memory_map=True)
     # pandas stores a row index that is not a plain count as a column of this name.
     kept = [name for name in table.column_names if not name.startswith("__index_level_")]

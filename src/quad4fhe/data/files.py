@@ -62,7 +62,7 @@ def _read_npz(file: Path, role: Role) -> Samples:
 
 
 def _read_npy(file: Path) -> Samples:
-    with parsing("a .npy array", "write it with numpy.save; object arrays are refused"):
+    with parsing("the .npy array", "write it with numpy.save; object arrays are refused"):
         X = np.load(file, mmap_mode="r", allow_pickle=False)
     if not isinstance(X, np.ndarray):
         X.close()

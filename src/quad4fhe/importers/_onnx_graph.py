@@ -27,11 +27,12 @@ class Node:
     def __init__(self, proto: Any) -> None:
         from onnx import helper
 
-        self.op: str = proto.op_type
-        self.domain: str = proto.domain
+        # str: names that are not UTF-8 come as bytes.
+        self.op = str(proto.op_type)
+        self.domain = str(proto.domain)
         self.inputs: list[str] = list(proto.input)
         self.outputs: list[str] = list(proto.output) or [""]
-        # A file may name an operation in any bytes; an error is one printable line.
+        # A file may name an operation as it likes; an error is one printable line.
         kind = self.op if self.op.isidentifier() else repr(self.op)
         self.label = f"node {proto.name or self.outputs[0]!r} ({kind})"
         with parsing(f"the attributes of {self.label}", "export the model again"):
@@ -43,6 +44,11 @@ class Node:
         if not isinstance(value, int | float):
             raise self.refuse(f"has no number as {name}")
         return value
+
+    def numbers(self, name: str, default: float) -> NDArray[np.float64]:
+        """An attribute that lists numbers, as a vector."""
+        with parsing(f"the attribute {name!r} of {self.label}", "export the model again"):
+            return np.asarray(self.attributes.get(name, [default]), dtype=np.float64)
 
     def refuse(self, why: str) -> InputError:
         """The error that names this node."""

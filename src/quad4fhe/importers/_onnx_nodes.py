@@ -102,13 +102,13 @@ def _arithmetic(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
     value = _per_feature(node, constants.input(node, 1 - at))
     if node.op == "Div" and (at == 1 or not value.all()):
         raise node.refuse("divides by the data or by zero")
-    scale, shift = {
-        "Add": (np.ones(1), value),
-        "Sub": (np.ones(1), -value) if at == 0 else (-np.ones(1), value),
-        "Mul": (value, np.zeros(1)),
-        "Div": (1.0 / value if node.op == "Div" else value, np.zeros(1)),
-    }[node.op]
-    return replace(flow, chain=chain.scale(node.label, scale, shift))
+    if node.op in ("Mul", "Div"):
+        chain = chain.scale(node.label, 1.0 / value if node.op == "Div" else value, 0.0)
+    elif node.op == "Sub":
+        chain = chain.scale(node.label, 1.0, -value) if at == 0 else chain.scale(node.label, -1.0, value)
+    else:
+        chain = chain.scale(node.label, 1.0, value)
+    return replace(flow, chain=chain)
 
 
 def _batch_norm(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
@@ -122,8 +122,8 @@ def _batch_norm(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
 
 def _scaler(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
     chain = _affine(node, flow)
-    offset, scale = node.attributes.get("offset", [0.0]), node.attributes.get("scale", [1.0])
-    return replace(flow, chain=chain.scale(node.label, 1.0, np.negative(offset)).scale(node.label, scale, 0.0))
+    centred = chain.scale(node.label, 1.0, -node.numbers("offset", 0.0))
+    return replace(flow, chain=centred.scale(node.label, node.numbers("scale", 1.0), 0.0))
 
 
 def _relu(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
@@ -161,7 +161,7 @@ def _reshape(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
         if chain.started:
             raise node.refuse("changes the shape of the data between the layers")
         return flow
-    sizes = [int(size) for size in constants.input(node, 1)]
+    sizes = [int(size) for size in constants.input(node, 1).reshape(-1)]
     width = chain.width if chain.started else None
     if (len(sizes) == 2 and (width is None or sizes[1] in (width, -1))) or (width == 1 and sizes == [-1]):
         return flow

@@ -34,7 +34,7 @@ def from_safetensors(path: str | Path) -> MLP:
     """Read W1, b1, W2, b2, or torch-style names such as `0.weight`, from a .safetensors file."""
     fix = "write it with safetensors.numpy.save_file"
     with opened(path) as file:
-        with parsing("a .safetensors file", fix):
+        with parsing("the .safetensors file", fix):
             archive: Any = safe_open(file, framework="numpy")
 
         def read(name: str) -> NDArray[Any]:

@@ -28,12 +28,12 @@ def from_onnx(path: str | Path) -> MLP:
         raise MissingExtraError("onnx", "onnx", "importing an ONNX model") from None
 
     with opened(path) as file:
-        with parsing("an ONNX model", "export it again"):
+        with parsing("the ONNX model", "export it again"):
             model = onnx.load(file, format="protobuf", load_external_data=False)
         if not model.graph.node:
             raise InputError("holds no ONNX graph; export the model again")
         # onnx itself refuses external files outside the model's folder.
-        with parsing("an ONNX model with weights in a second file", "keep both together"):
+        with parsing("the second file, which holds the weights,", "keep both together"):
             load_external_data_for_model(model, str(file.parent))
         return _read(model)
 
@@ -66,9 +66,10 @@ def _read(model: Any) -> MLP:
 
 def _decided(graph: Any, flows: dict[str, Flow]) -> Chain:
     """The one chain that the graph's outputs are made from."""
-    chains = [flows[value.name].chain for value in graph.output if value.name in flows]
+    reached = [flows[value.name] for value in graph.output if value.name in flows]
+    chains = [flow.chain for flow in reached if flow.kind not in ("shape", "complement")]
     if not chains:
-        raise InputError("no output of the graph depends on its input; export the model again")
+        raise InputError("no output of the graph is a score or label of its input; export the model again")
     whole = [chain for chain in chains if chain.complete]
     if any(chain is not whole[0] for chain in whole):
         raise InputError("the outputs of the graph have different output layers; supported: one classifier per graph")
