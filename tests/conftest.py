@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from quad4fhe import MLP
+
+# Shared machines are too noisy for a deadline per example; CI draws the same examples each time.
+hypothesis.settings.register_profile(
+    "quad4fhe", deadline=None, max_examples=40, derandomize="CI" in os.environ, print_blob=True
+)
+hypothesis.settings.load_profile("quad4fhe")
 
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 MODELS = ("breast_cancer", "diabetes", "shuttle", "otto", "sst5")

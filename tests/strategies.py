@@ -18,9 +18,7 @@ def whole_number_mlps(draw: st.DrawFn, outputs: tuple[int, int] = (1, 4)) -> MLP
     d, m = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     K = draw(st.integers(*outputs))
     rng = np.random.default_rng(draw(seeds))
-    return MLP(
-        rng.integers(-2, 3, (m, d)), rng.integers(-2, 3, m), rng.integers(-2, 3, (K, m)), rng.integers(-2, 3, K)
-    )
+    return MLP(rng.integers(-2, 3, (m, d)), rng.integers(-2, 3, m), rng.integers(-2, 3, (K, m)), rng.integers(-2, 3, K))
 
 
 @st.composite
@@ -30,9 +28,7 @@ def float_mlps(draw: st.DrawFn, outputs: tuple[int, int] = (1, 4)) -> MLP:
     K = draw(st.integers(*outputs))
     rng = np.random.default_rng(draw(seeds))
     size = 10.0 ** draw(st.integers(-8, 8))
-    return MLP(
-        rng.normal(size=(m, d)) * size, rng.normal(size=m) * size, rng.normal(size=(K, m)), rng.normal(size=K)
-    )
+    return MLP(rng.normal(size=(m, d)) * size, rng.normal(size=m) * size, rng.normal(size=(K, m)), rng.normal(size=K))
 
 
 @st.composite
@@ -51,7 +47,7 @@ def overlapping_planes(draw: st.DrawFn) -> Plane:
     n = draw(st.integers(3, 40)), draw(st.integers(3, 40))
     shift = draw(st.floats(0.0, 6.0))
     scale = np.array([10.0 ** draw(st.integers(-2, 2)), 1.0])
-    plus, minus = rng.normal(size=(n[0], 2)) + [shift, 0.5], rng.normal(size=(n[1], 2))
+    plus, minus = rng.normal((shift, 0.5), size=(n[0], 2)), rng.normal(size=(n[1], 2))
     return Plane(
         np.vstack([plus, minus]) * scale, np.repeat([True, False], n), B=float(rng.normal() + 2), b=float(rng.normal())
     )

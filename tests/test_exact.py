@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import float_mlps, seeds, whole_number_mlps
 
 from quad4fhe import MLP, QuadraticModel
 from quad4fhe.exact import WholeNumbers, _bounded_logits, decisions
+from strategies import float_mlps, seeds, whole_number_mlps
 
 
 def rational_logits(model: MLP | QuadraticModel, x: np.ndarray) -> list[Fraction]:
@@ -107,8 +107,8 @@ def test_exact_lift_is_what_the_definition_says() -> None:
     mlp = MLP([[0.5], [-2.0]], [0.25, 1.0], [[3.0, -1.0]], [0.125])
     Q, L = WholeNumbers(mlp).lift(np.array([1.5]))
     y = [Fraction(1), Fraction(-2)]
-    assert Q == [0, 3 * y[0] ** 2 - y[1] ** 2]
-    assert L == [0, 3 * y[0] - y[1]]
+    assert [0, 3 * y[0] ** 2 - y[1] ** 2] == Q
+    assert [0, 3 * y[0] - y[1]] == L
     assert WholeNumbers(mlp).offsets() == ([0, 2], [0, Fraction(1, 8)])
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
-from strategies import float_mlps, seeds
 
 from quad4fhe import MLP, InputError, QuadraticModel
 from quad4fhe import _arrays as arrays
+from strategies import float_mlps, seeds
 
 GOOD = {"W1": np.ones((3, 2)), "b1": np.ones(3), "W2": np.ones((4, 3)), "b2": np.ones(4)}
 

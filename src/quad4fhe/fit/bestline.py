@@ -55,14 +55,15 @@ def best_line(plane: Plane, known: int) -> BestLine | None:
 
 
 def _candidates(plane: Plane, known: int) -> IntArray | None:
-    """Points that a line with at most `known` mistakes can misplace: those within `known` convex layers of their class.
+    """The points of the outer `known` + 1 convex layers of each class: only these matter to a line that good.
 
-    A closed half-plane that holds a point of layer k+1 holds a point of each of the k layers around it too.
+    A closed half-plane that holds a point inside k layers holds a point of each of the k. So a line that misplaces a
+    point further in misplaces at least `known` + 1 of the candidates, and the best line misplaces no more than `known`.
     """
     chosen: list[IntArray] = []
     for side in (plane.positive, ~plane.positive):
         rest = np.flatnonzero(side)
-        for _ in range(known):
+        for _ in range(known + 1):
             if rest.size == 0:
                 break
             layer = hull(plane.points, rest)
@@ -70,7 +71,7 @@ def _candidates(plane: Plane, known: int) -> IntArray | None:
             rest = np.setdiff1d(rest, layer, assume_unique=True)
             if sum(part.size for part in chosen) > _POINTS:
                 return None
-    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
+    return np.sort(np.concatenate(chosen))
 
 
 def _isotropic(points: Array) -> tuple[Array, Array]:

@@ -113,6 +113,19 @@ class _ActiveRows:
         direction: Array = unit @ self._weights
         return None if np.linalg.norm(direction) <= _FLAT * self._weights.sum() else direction
 
+    def widest(self, start: Array) -> tuple[Array, float]:
+        """Solve MC-H on the active rows: theta, and a lower bound on |theta|^2 / 2 by weak duality."""
+        A = np.vstack([self.rows, _SCALE_ROW / self.scales])
+        size = np.linalg.norm(A, axis=1)
+        unit, h, weight = A / size[:, None], 1.0 / size, 1.0 / np.square(self.scales)
+        P = weight / weight.max()
+        u, y = solve(P, np.zeros(4), unit, h, start * self.scales)
+        y = np.maximum(y, 0.0)
+        slope = unit.T @ y
+        linear, quadratic = float(h @ y), float((slope * slope / P).sum())
+        bound = 0.5 * linear * linear / quadratic if quadratic > 0 else 0.0  # at the best multiple of y
+        return u / self.scales, bound * float(weight.max())
+
     def contradiction(self) -> PairContradiction:
         carrying = np.flatnonzero(self._weights > 0)
         scale = bool(carrying.size and carrying[-1] == self.samples.size)
@@ -124,39 +137,24 @@ def _widest(
     sweeper: Sweeper, rows: _ActiveRows, margins: Margins, rounds: int, tolerance: float
 ) -> PairSeparation | OutOfRounds:
     """From a feasible direction to the MC-H optimum: the QP on active rows bounds from below, scaling from above."""
-    scales = rows.scales
-    best, gap = np.full(4, np.inf), np.inf
-    lower = 0.0
+    best, gap, lower = np.full(4, np.inf), np.inf, 0.0
     for _ in range(max(1, rounds)):
         worst = float(margins.margin.min())
         if worst > 0:
             shrink = min(worst, float(margins.theta[3]))
             if shrink > 0 and np.linalg.norm(margins.theta) < shrink * np.linalg.norm(best):
                 best = margins.theta / shrink
-        rows.add(margins)
-        A = np.vstack([rows.rows, _SCALE_ROW / scales])
-        size = np.linalg.norm(A, axis=1)
-        unit = A / size[:, None]
-        weight = 1.0 / np.square(scales)
-        top = weight.max()
-        start = best * scales if np.isfinite(best).all() else margins.theta * scales
-        u, y = solve(weight / top, np.zeros(4), unit, 1.0 / size, start)
-        lower = max(lower, _hard_bound(weight / top, unit, 1.0 / size, y) * top)
+        fresh = rows.add(margins) or lower == 0
+        if fresh:
+            theta, bound = rows.widest(best if np.isfinite(best).all() else margins.theta)
+            lower = max(lower, bound)
         gap = 1.0 - lower / (0.5 * float(best @ best))
-        if gap <= tolerance:
+        if gap <= tolerance or not fresh:  # without a new row the answer stays: what gap is left is rounding
             break
-        margins = sweeper.margins(u / scales)
+        margins = sweeper.margins(theta)
     if not np.isfinite(best).all():
         return OutOfRounds(rounds)
-    return PairSeparation(best, max(0.0, gap))
-
-
-def _hard_bound(P: Array, A: Array, h: Array, y: Array) -> float:
-    """Weak duality for min sum(P u u)/2, A u >= h, at the best multiple of y."""
-    y = np.maximum(y, 0.0)
-    slope = A.T @ y
-    linear, quadratic = float(h @ y), float((slope * slope / P).sum())
-    return 0.5 * linear * linear / quadratic if quadratic > 0 else 0.0
+    return PairSeparation(best, max(0.0, float(gap)))
 
 
 @dataclass(frozen=True)
