@@ -21,7 +21,8 @@ from quad4fhe._arrays import samples
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
 from quad4fhe.fit import many, two
-from quad4fhe.fit.result import Agreement, Diagnostics, Fit, Quantisation, Slack, count_agreement
+from quad4fhe.fit.diagnostics import Agreement, Diagnostics, Quantisation, Slack
+from quad4fhe.fit.result import Fit, count_agreement
 from quad4fhe.fit.rounding import coarsest
 from quad4fhe.fit.run import Run, Solution
 from quad4fhe.lift import lift

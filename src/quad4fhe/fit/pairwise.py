@@ -22,6 +22,7 @@ WEIGHTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """The paper's grid of C."""
 
 _SCALE_ROW = np.array([[0.0, 0.0, 0.0, 1.0]])  # lambda >= 1
+_PATIENCE = 25  # cuts without a narrower gap
 _FLAT = 1e-11  # a normalised residual this small means that the rows combine to zero
 
 
@@ -225,7 +226,7 @@ class _Bundle:
 
     def minimise(self, C: float, tolerance: float, rounds: int) -> tuple[Risk, float]:
         """Minimise |theta|^2 / 2 + C R(theta) subject to lambda >= 1; returns the best point and its relative gap."""
-        lower = 0.0
+        lower, narrowest, stale = 0.0, np.inf, 0
         for _ in range(rounds):
             values = [0.5 * float(p.theta @ p.theta) + C * p.risk for p in self._points]
             at = int(np.argmin(values))
@@ -233,7 +234,9 @@ class _Bundle:
             master, bound = self._master(C, best.theta)
             lower = max(lower, bound)
             gap = (values[at] - lower) / values[at]
-            if gap <= tolerance:
+            stale = 0 if gap < 0.99 * narrowest else stale + 1
+            narrowest = min(narrowest, gap)
+            if gap <= tolerance or stale > _PATIENCE:  # a gap that stays is rounding, and is reported
                 break
             # The master's minimiser overshoots where the model is still poor. Halfway back to the best point took a
             # third fewer sweeps on every problem tried.

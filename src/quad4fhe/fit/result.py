@@ -12,7 +12,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,80 +25,13 @@ from quad4fhe._arrays import Array, IntArray, samples
 from quad4fhe.certificate import Certificate
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import decisions
-from quad4fhe.fit.trace import SoftStep
+from quad4fhe.fit.diagnostics import Agreement, Diagnostics
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
 
 FORMAT = 1
+_KEY = "quad4fhe"
 _TENSORS = ("W1", "b1", "W2", "b2", "S", "T", "c", "box", "margins")
-Coefficient = float | Array
-
-
-class Slack(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples with positive slack in the soft problem, the sum of their slacks and the largest."""
-
-    count: int
-    sum: float
-    max: float
-
-
-class Quantisation(msgspec.Struct, frozen=True, kw_only=True):
-    """How coarsely the coefficients may be rounded.
-
-    `tolerance` is m*/M of the quantisation corollary: any unit-norm direction closer than this separates too (hard
-    fits only). Rounding alpha, beta, eta and tau to `decimals` decimals, or to multiples of 2^-bits, was checked to
-    keep exactly the same calibration decisions, at the threshold that is deployed; coarser rounding was checked not to.
-    """
-
-    tolerance: float | None
-    decimals: int | None
-    bits: int | None
-
-
-class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Decisions kept on a data set."""
-
-    samples: int
-    agreement: float
-    mismatches: int
-
-
-class LineOptimum(msgspec.Struct, frozen=True, kw_only=True):
-    """The fewest mismatches any line in the lifted plane was found to have, and whether fewer is impossible."""
-
-    mismatches: int
-    optimal: bool
-
-
-class Diagnostics(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the paper asks a run to record, and the duality gap, critical cap and optimum it does not.
-
-    `hard` says what the exact test found. `margin` is that of the regime's own problem (distance of the hulls or
-    reduced hulls, or the worst pairwise margin) and `normalised_margin` the same at unit norm. `weight` is C (or c in
-    the plane). Seconds are wall time by stage.
-    """
-
-    samples: int
-    classes: int
-    hard: Literal["feasible", "infeasible", "undecided", "not tried"]
-    calibration: Agreement
-    test: Agreement | None
-    margin: float
-    normalised_margin: float
-    slack: Slack | None
-    mu: float | None
-    mu_plus: float | None
-    mu_minus: float | None
-    critical_mu: float | None
-    weight: float | None
-    gap: float | None
-    cap_trace: list[tuple[float, float]]
-    soft_trace: list[SoftStep]
-    best_line: LineOptimum | None
-    quantisation: Quantisation
-    sweeps: int
-    notes: list[str]
-    seconds: dict[str, float]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,6 +49,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     diagnostics: Diagnostics
     certificate: Certificate
     versions: dict[str, str]
+
+
+class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The manifest with the hash that binds it to the tensors."""
+
+    sha256: str
+    manifest: msgspec.Raw
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,11 +114,7 @@ class Fit:
 
     def save(self, path: str | Path) -> None:
         """Write the fit to one .safetensors file, whole or not at all."""
-        path = Path(path)
-        if path.suffix != ".safetensors":
-            raise InputError(
-                f"a fit is saved as .safetensors, not {path.name!r}; choose a name such as fit.safetensors"
-            )
+        path = check_fit_path(path)
         data = self.to_bytes()
         try:
             _write_atomically(path, data)
@@ -187,10 +123,10 @@ class Fit:
 
     def to_bytes(self) -> bytes:
         """The content of a fit file."""
-        manifest = msgspec.json.encode(self._manifest())
-        tensors = self._tensors()
-        metadata = {"quad4fhe": manifest.decode(), "sha256": _digest(manifest, tensors)}
-        return save_tensors(tensors, metadata)
+        manifest, tensors = msgspec.json.encode(self._manifest()), self._tensors()
+        envelope = Envelope(sha256=_digest(manifest, tensors), manifest=msgspec.Raw(manifest))
+        # One key only: safetensors does not keep the order of several, and equal fits should be equal files.
+        return save_tensors(tensors, {_KEY: msgspec.json.encode(envelope).decode()})
 
     @classmethod
     def load(cls, path: str | Path) -> Fit:
@@ -207,16 +143,15 @@ class Fit:
         """Read the content of a fit file; `name` is what an error calls it."""
         try:
             tensors = load_tensors(data)
-            metadata = _metadata(data)
-            text, digest = metadata["quad4fhe"], metadata["sha256"]
-        except (SafetensorError, KeyError, ValueError, TypeError):
+            envelope = _envelope(data)
+        except (SafetensorError, msgspec.MsgspecError, KeyError, ValueError, TypeError):
             raise InputError(
                 f"{name} is not a fit file; make one with: quad4fhe fit MODEL CALIB -o fit.safetensors"
             ) from None
-        if set(tensors) != set(_TENSORS) or digest != _digest(text.encode(), tensors):
+        if set(tensors) != set(_TENSORS) or envelope.sha256 != _digest(bytes(envelope.manifest), tensors):
             raise CertificateError(f"{name} was changed or damaged after it was written: its SHA-256 does not match")
         try:
-            manifest = msgspec.json.decode(text, type=Manifest)
+            manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
         except msgspec.ValidationError as error:
             raise InputError(f"{name} was written by another version of quad4fhe ({error}); fit it again") from None
         if manifest.format != FORMAT:
@@ -333,9 +268,9 @@ def _digest(manifest: bytes, tensors: dict[str, Array]) -> str:
     return digest.hexdigest()
 
 
-def _metadata(data: bytes) -> dict[str, str]:
+def _envelope(data: bytes) -> Envelope:
     header = msgspec.json.decode(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return dict(header["__metadata__"])
+    return msgspec.json.decode(header["__metadata__"][_KEY], type=Envelope)
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

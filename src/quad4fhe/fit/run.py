@@ -16,8 +16,8 @@ from quad4fhe._arrays import Array
 from quad4fhe._progress import Progress
 from quad4fhe.certificate import Certificate, Evidence, certify, contradiction_weights, evidence_rows
 from quad4fhe.exact import Decisions
+from quad4fhe.fit.diagnostics import LineOptimum
 from quad4fhe.fit.reduced import ReducedSeparation
-from quad4fhe.fit.result import LineOptimum
 from quad4fhe.fit.sweep import Sweeper
 from quad4fhe.fit.trace import SoftStep
 from quad4fhe.lift import Lift

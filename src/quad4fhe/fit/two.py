@@ -10,8 +10,8 @@ from quad4fhe._arrays import Array
 from quad4fhe.certificate import Evidence
 from quad4fhe.fit import agreement, reduced
 from quad4fhe.fit.bestline import best_line
+from quad4fhe.fit.diagnostics import LineOptimum
 from quad4fhe.fit.planar import Contact, Separation, separate
-from quad4fhe.fit.result import LineOptimum
 from quad4fhe.fit.run import Run, Solution, shifted
 from quad4fhe.lift import Plane
 
