@@ -16,15 +16,17 @@ from numpy.typing import ArrayLike, NDArray
 from quad4fhe._arrays import Array, BoolArray, IntArray, row_chunks, samples
 from quad4fhe.errors import InputError
 from quad4fhe.mlp import MLP, decide
-from quad4fhe.polynomials import least_squares as ls
-from quad4fhe.polynomials import remez as minimax
 from quad4fhe.polynomials.comparison import Comparison, Row
+from quad4fhe.polynomials.least_squares import least_squares
 from quad4fhe.polynomials.ola import ola
 from quad4fhe.polynomials.polynomial import Polynomial
 from quad4fhe.polynomials.preactivations import PreActivations, Progress, preactivations
 from quad4fhe.polynomials.precise import precise
+from quad4fhe.polynomials.remez import remez
 from quad4fhe.polynomials.square import square
 from quad4fhe.quadratic import QuadraticModel
+
+DEGREES = (2, 3, 5, 7)  # of the least-squares and the Remez baselines
 
 # Working arrays per sample, in units of one row of pre-activations. Counted high on purpose: the element-wise
 # recurrences are bound by memory, and run faster on chunks that stay in the cache.
@@ -36,8 +38,8 @@ def baselines(data: PreActivations) -> tuple[Polynomial, ...]:
     lo, hi = data.lo, data.hi
     return (
         square(),
-        *(ls.least_squares(degree, lo, hi) for degree in ls.DEGREES),
-        *(minimax.remez(degree, lo, hi) for degree in minimax.DEGREES),
+        *(least_squares(degree, lo, hi) for degree in DEGREES),
+        *(remez(degree, lo, hi) for degree in DEGREES),
         ola(data),
         precise(data.bound),
     )
@@ -126,7 +128,7 @@ def _sweep(
             wanted: IntArray | None = None
             for candidate in candidates:
                 logits = candidate.logits(y, chunk)
-                finite = np.isfinite(logits).all(axis=1)
+                finite = np.asarray(np.isfinite(logits).all(axis=1))
                 decisions = decide(logits)
                 if wanted is None:  # the first candidate is the ReLU model itself
                     if not finite.all():
@@ -207,6 +209,6 @@ def _labels(y_test: ArrayLike, n: int, classes: int) -> IntArray:
         raise InputError(f"y_test must hold class ids 0 to {classes - 1} as whole numbers, not {labels.dtype}")
     if labels.min() < 0 or labels.max() >= classes:
         raise InputError(
-            f"y_test holds class ids from {labels.min():g} to {labels.max():g}, but the model decides 0 to {classes - 1}"
+            f"y_test holds class ids {labels.min():g} to {labels.max():g}, but the model decides 0 to {classes - 1}"
         )
     return labels.astype(np.int64)

@@ -15,7 +15,6 @@ from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError
 from quad4fhe.polynomials.polynomial import Polynomial, Series, linear
 
-DEGREES = (2, 3, 5, 7)
 _NODES = 40  # Gauss points of one panel: exact for products of two polynomials up to degree 39
 
 

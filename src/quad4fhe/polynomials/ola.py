@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError
 from quad4fhe.polynomials.least_squares import Projection, Quadrature, panels
 from quad4fhe.polynomials.polynomial import Polynomial, linear
@@ -35,7 +34,7 @@ class OLA:
 def gaussian(data: PreActivations, bandwidth: float) -> Quadrature:
     """The inner product under the normal density N(mean, (bandwidth * deviation)^2), cut off at [lo, hi]."""
     width = bandwidth * data.deviation
-    breaks: Array = data.mean + width * np.arange(-_REACH, _REACH + 1)
+    breaks = data.mean + width * np.arange(-_REACH, _REACH + 1, dtype=np.float64)
     even = panels(data.lo, data.hi, breaks)
     z = (even.x - data.mean) / width
     density = np.exp(-0.5 * z * z)
@@ -59,9 +58,9 @@ def fit_ola(data: PreActivations, depth: int = DEPTH) -> OLA:
     best: tuple[float, int, float, Projection] | None = None
     bandwidth = 1.0
     while True:
-        projection = Projection(gaussian(data, bandwidth), degrees[-1])
         with np.errstate(over="ignore", invalid="ignore"):
-            # A narrow weight may overflow far outside it; the comparison below then never picks it.
+            # Far outside a narrow weight the basis may overflow; such a loss is never the smallest.
+            projection = Projection(gaussian(data, bandwidth), degrees[-1])
             losses = ((projection.sums(data.values)[degrees] - target) ** 2) @ share
         for degree, loss in zip(degrees, losses.tolist(), strict=True):
             if np.isfinite(loss) and (best is None or loss < best[0]):

@@ -17,6 +17,8 @@ from quad4fhe._arrays import Array, BoolArray, tensor
 from quad4fhe.errors import InputError
 from quad4fhe.polynomials.schedule import Schedule, schedule
 
+_SMALLEST = 1e-280  # below, the width of an interval and its square leave the normal range of float64
+
 
 @dataclass(frozen=True, eq=False)
 class Series:
@@ -56,7 +58,7 @@ class Series:
 
     def basis(self, x: Array) -> Array:
         """The basis functions at x (n,), shape (n, terms)."""
-        out: Array = chebyshev.chebvander(self.unit(x), self.coefficients.size - 1)
+        out = np.asarray(chebyshev.chebvander(self.unit(x), self.coefficients.size - 1), dtype=np.float64)
         return out * x[:, None] if self.odd else out
 
     def __call__(self, x: Array) -> Array:
@@ -193,7 +195,7 @@ def linear(name: str, lo: float, hi: float) -> Polynomial | None:
         raise InputError(f"{name} needs a finite interval with lo <= hi, not [{lo}, {hi}]")
     if lo == hi:
         return Polynomial(name, (Series([max(lo, 0.0)], lo - 1.0 - abs(lo), hi + 1.0 + abs(hi)),), (lo, hi))
-    if hi <= 0.0:
+    if hi <= 0.0 or max(-lo, hi) < _SMALLEST:
         return Polynomial(name, (Series([0.0], lo, hi),), (lo, hi))
     if lo >= 0.0:
         return Polynomial(name, (Series([0.5 * lo + 0.5 * hi, 0.5 * hi - 0.5 * lo], lo, hi),), (lo, hi))

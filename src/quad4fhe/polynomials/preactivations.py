@@ -65,12 +65,10 @@ def _summarise(chunks: Callable[[int], Iterable[Array]]) -> PreActivations:
         squares += float(np.square(y - chunk_mean).sum()) + shift * shift * (count * size / total)
         mean += shift * (size / total)
         count = total
-    deviation = sqrt(squares / count)
-    first, last = lo, hi
-    if deviation > 0.0:
-        first, last = (float(np.arcsinh((end - mean) / deviation)) for end in (lo, hi))
-    if not first < last:
-        return PreActivations(lo, hi, mean, deviation, np.array([mean]), np.array([float(count)]))
+    deviation = sqrt(squares / count) or hi - lo  # the squares of tiny pre-activations underflow
+    if lo == hi:
+        return PreActivations(lo, hi, lo, 0.0, np.array([lo]), np.array([float(count)]))
+    first, last = (float(np.arcsinh((end - mean) / deviation)) for end in (lo, hi))
     counts, sums = np.zeros(_BINS), np.zeros(_BINS)
     for y in chunks(1):
         z = np.arcsinh((y.ravel() - mean) / deviation)

@@ -1,8 +1,8 @@
 """Precise (Lee et al., "Precise approximation of convolutional neural networks for homomorphically encrypted data"):
 ReLU(x) = x (1 + sign(x)) / 2 with the sign composed of odd minimax polynomials of published degrees.
 
-Decides the gap around zero and builds the stages with the Remez exchange of `remez`; no coefficient is stored. The scale
-B = max|y| is given by the caller.
+Decides the gap around zero and builds the stages with the Remez exchange of `remez`; no coefficient is stored. The
+scale B = max|y| is given by the caller.
 """
 
 from __future__ import annotations

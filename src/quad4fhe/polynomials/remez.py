@@ -14,11 +14,11 @@ from quad4fhe._arrays import Array, IntArray
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.polynomials.polynomial import Polynomial, Series, linear
 
-DEGREES = (2, 3, 5, 7)
 _ROUNDS = 200
 _PATIENCE = 10  # rounds without a smaller spread: what is left is rounding
 _EQUAL = 1e-13  # relative spread between the largest and the levelled error at which the exchange stops
 _ENOUGH = 1e-9  # the spread that is promised; between the two the best round seen counts
+_SKEWS = (1.0, 1.1, 0.9, 1.5)
 _ROUNDING = 64 * np.finfo(float).eps  # errors this small against the target can't be told apart in float64
 
 
@@ -83,16 +83,44 @@ def _alternating(errors: Array, wanted: int) -> IntArray:
     return np.array(kept, dtype=np.int64)
 
 
-def _first_reference(pieces: tuple[Piece, ...], wanted: int) -> Array:
-    """Chebyshev points on the union of the pieces, laid end to end as if the gaps were not there."""
+def _first_reference(pieces: tuple[Piece, ...], wanted: int, skew: float) -> Array:
+    """Chebyshev points on the union of the pieces, laid end to end as if the gaps were not there.
+
+    `skew` other than one crowds them to one side.
+    """
     lengths = np.array([piece.hi - piece.lo for piece in pieces])
     ends = np.concatenate([[0.0], np.cumsum(lengths)])
-    along = 0.5 * ends[-1] * (1.0 - np.cos(np.pi * np.arange(wanted) / (wanted - 1)))
+    along = ends[-1] * (0.5 - 0.5 * np.cos(np.pi * np.arange(wanted) / (wanted - 1))) ** skew
     which = np.clip(np.searchsorted(ends, along, side="right") - 1, 0, len(pieces) - 1)
     starts = np.array([piece.lo for piece in pieces])
     stops = np.array([piece.hi for piece in pieces])
     reference: Array = np.minimum(starts[which] + (along - ends[which]), stops[which])
     return reference
+
+
+def _exchange(pieces: tuple[Piece, ...], blank: Series, points: Array) -> tuple[Minimax, float]:
+    """Run the exchange from one reference; the best round, and how far its largest error is above the levelled one."""
+    terms = points.size - 1
+    signs = (-1.0) ** np.arange(terms + 1)
+    stops = np.array([piece.hi for piece in pieces])
+    best, best_spread, since = Minimax(blank, np.inf, points), np.inf, 0
+    for _ in range(_ROUNDS):
+        homes = np.searchsorted(stops, points)
+        target = np.array([float(pieces[i](x)) for i, x in zip(homes, points, strict=True)])
+        solution = np.linalg.solve(np.column_stack([blank.basis(points), signs]), target)
+        series, levelled = Series(solution[:-1], blank.lo, blank.hi, odd=blank.odd), abs(float(solution[-1]))
+        x, errors = _extrema(series, pieces)
+        largest = float(np.abs(errors).max())
+        rounding = _ROUNDING * float(np.abs(target).max())
+        spread = max(0.0, largest - levelled - rounding) / largest if largest > 0.0 else 0.0
+        chosen = _alternating(errors, terms + 1)
+        since += 1
+        if spread < best_spread:
+            best, best_spread, since = Minimax(series, largest, x[chosen]), spread, 0
+        if spread <= _EQUAL or chosen.size <= terms or since >= _PATIENCE:
+            break
+        points = x[chosen]
+    return best, best_spread
 
 
 def minimax(pieces: tuple[Piece, ...], terms: int, *, odd: bool = False) -> Minimax:
@@ -102,32 +130,16 @@ def minimax(pieces: tuple[Piece, ...], terms: int, *, odd: bool = False) -> Mini
     all at once. It stops when the largest error on the pieces is the levelled one, which proves it optimal (de la
     Vallee Poussin): the returned `error` is that largest error.
     """
-    lo, hi = pieces[0].lo, pieces[-1].hi
-    blank = Series(np.zeros(terms), lo, hi, odd=odd)
-    points = _first_reference(pieces, terms + 1)
-    best: Minimax | None = None
-    best_spread, since = np.inf, 0
-    for _ in range(_ROUNDS):
-        piece_of = np.array([next(i for i, p in enumerate(pieces) if x <= p.hi) for x in points])
-        target = np.array([pieces[i](x) for i, x in zip(piece_of, points, strict=True)])
-        signs = (-1.0) ** np.arange(terms + 1)
-        solution = np.linalg.solve(np.column_stack([blank.basis(points), signs]), target)
-        series, levelled = Series(solution[:-1], lo, hi, odd=odd), abs(float(solution[-1]))
-        x, errors = _extrema(series, pieces)
-        largest = float(np.abs(errors).max())
-        spread = (largest - levelled) / largest if largest > _ROUNDING * np.abs(target).max() else 0.0
-        chosen = _alternating(errors, terms + 1)
-        since += 1
-        if spread < best_spread:
-            best, best_spread, since = Minimax(series, largest, x[chosen]), spread, 0
-        if spread <= _EQUAL or chosen.size <= terms or since >= _PATIENCE:
-            break
-        points = x[chosen]
-    if best is None or best_spread > max(_ENOUGH, _ROUNDING * float(np.abs(target).max()) / best.error):
-        raise Quad4FHEError(
-            f"the Remez exchange with {terms} terms on [{lo}, {hi}] stopped at a spread of {best_spread:.1e}"
-        )
-    return best
+    blank = Series(np.zeros(terms), pieces[0].lo, pieces[-1].hi, odd=odd)
+    for skew in _SKEWS:
+        # A reference on which the target can be met exactly has no error to level, and leads nowhere. That happens by
+        # symmetry (|x| at points even about zero); a lopsided reference does not share it.
+        best, spread = _exchange(pieces, blank, _first_reference(pieces, terms + 1, skew))
+        if spread <= _ENOUGH:
+            return best
+    raise Quad4FHEError(
+        f"the Remez exchange with {terms} terms on [{blank.lo}, {blank.hi}] stopped at a spread of {spread:.1e}"
+    )
 
 
 def relu_minimax(degree: int, lo: float, hi: float) -> Minimax:

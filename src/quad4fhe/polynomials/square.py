@@ -1,4 +1,7 @@
-"""Square (CryptoNets): every ReLU becomes y^2. Decides nothing from the data; it is the cheapest replacement there is."""
+"""Square (CryptoNets): every ReLU becomes y^2.
+
+Decides nothing from the data; it is the cheapest replacement there is.
+"""
 
 from __future__ import annotations
 
