@@ -10,6 +10,7 @@ from quad4fhe.errors import (
     TargetNotReachedError,
 )
 from quad4fhe.mlp import MLP
+from quad4fhe.polynomials import Comparison, compare
 from quad4fhe.quadratic import QuadraticModel
 
 __version__ = "0.1.0"
@@ -17,9 +18,11 @@ __version__ = "0.1.0"
 __all__ = [
     "MLP",
     "CertificateError",
+    "Comparison",
     "InputError",
     "MissingExtraError",
     "Quad4FHEError",
     "QuadraticModel",
     "TargetNotReachedError",
+    "compare",
 ]

@@ -20,9 +20,9 @@ def compared(trained):
     @cache
     def run(name):
         model = trained(name)
-        start = time.perf_counter()
+        start = time.process_time()
         result = compare(model.mlp, model.X_cal, model.X_test, model.y_test)
-        return result, time.perf_counter() - start
+        return result, time.process_time() - start
 
     return run
 
@@ -71,4 +71,4 @@ def test_where_the_trained_models_are_the_same_the_published_figures_are_met(tra
 
 def test_the_whole_comparison_on_otto_takes_seconds(compared):
     _, seconds = compared("otto")
-    assert seconds < 30.0  # about 4 on two idle cores; the margin is for a busy machine
+    assert seconds < 30.0  # of processor time, all threads together; 3 to 7 were measured

@@ -15,7 +15,8 @@ def test_unfolded_depths_are_those_of_the_papers_circuits(degree, levels):
 
 @pytest.mark.parametrize("degree", range(2, 40))
 def test_depth_is_the_least_possible(degree):
-    # d - 1 doublings at best reach degree 2^levels; a plaintext product inside costs one more at powers of two.
+    # Each level at most doubles the degree. Without a map to fold into, a power of two needs one more level for its
+    # leading coefficient.
     assert schedule(degree).depth == ceil(log2(degree))
     assert schedule(degree, folds=False).depth == ceil(log2(degree + 1))
 

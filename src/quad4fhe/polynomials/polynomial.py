@@ -179,10 +179,10 @@ class Polynomial:
             points += [series.critical_points(0.0, lo, min(hi, 0.0)), series.critical_points(1.0, max(lo, 0.0), hi)]
         else:
             # The composition has hundreds of extrema, crowded towards zero: a grid fine on both scales stands in.
-            widest = max(abs(lo), abs(hi))
-            near = widest * np.logspace(-9, 0, 20001)
-            points += [np.linspace(lo, hi, 20001), near[near <= hi], -near[-near >= lo]]
+            near = max(abs(lo), abs(hi)) * np.logspace(-9, 0, 20001)
+            points += [np.linspace(lo, hi, 20001), near, -near]
         x = np.concatenate(points)
+        x = x[(x >= lo) & (x <= hi)]
         return float(np.abs(self(x) - np.maximum(x, 0.0)).max())
 
 
