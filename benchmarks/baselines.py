@@ -85,7 +85,7 @@ def precise_table() -> Iterator[str]:
     x = np.concatenate([-near, near, np.linspace(-1.0, 1.0, 400001)])
     yield "### Precise, level by level"
     yield ""
-    yield "| alpha | degrees | gap | error of the sign outside it | error of ReLU on all of [-1, 1] | depth | products |"
+    yield "| alpha | degrees | gap | error of the sign outside | error of ReLU on all of [-1, 1] | depth | products |"
     yield "|---|---|---|---|---|---|---|"
     for alpha, degrees in DEGREES.items():
         sign, polynomial = sign_at(alpha), precise(1.0, alpha)

@@ -39,7 +39,9 @@ def _least_products(degree: int, depth: int, steps: tuple[int, ...], odd: bool, 
     that follows. The leading part of a split must be ready one level before the sum is, so it is often split again
     below the baby steps, where a product saves the level a coefficient would cost: depth is the scarce thing.
     """
-    stride = 2 if odd else 1
+    babies = 1
+    while babies + (2 if odd else 1) in steps:
+        babies += 2 if odd else 1
 
     @cache
     def least(d: int, budget: int, folded: bool) -> int:
@@ -47,7 +49,7 @@ def _least_products(degree: int, depth: int, steps: tuple[int, ...], odd: bool, 
             return 0 if budget >= 0 else _NEVER
         coefficients = 0 if folded else 1
         best = _NEVER
-        if set(range(1, d + 1, stride)) <= set(steps) and _level(d) + coefficients <= budget:
+        if d <= babies and _level(d) + coefficients <= budget:
             best = 0
         for g in steps:
             if g == d and not odd and _level(g) + coefficients <= budget:
