@@ -63,7 +63,7 @@ def test_every_figure_is_what_a_plain_computation_gives(outputs):
 def test_chunks_do_not_change_the_result(monkeypatch):
     mlp, X_cal, X_test, y_test = problem()
     whole = compare(mlp, X_cal, X_test, y_test, polynomials=[square(), remez(5, -9.0, 9.0)])
-    monkeypatch.setattr(_arrays, "CHUNK_BYTES", 8 * 16 * 64 * 7)
+    monkeypatch.setattr(_arrays, "CHUNK_BYTES", 8 * 16 * 4 * 7)
     assert compare(mlp, X_cal, X_test, y_test, polynomials=[square(), remez(5, -9.0, 9.0)]).rows == whole.rows
 
 

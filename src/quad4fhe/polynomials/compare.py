@@ -28,9 +28,7 @@ from quad4fhe.quadratic import QuadraticModel
 
 DEGREES = (2, 3, 5, 7)  # of the least-squares and the Remez baselines
 
-# Working arrays per sample, in units of one row of pre-activations. Counted high on purpose: the element-wise
-# recurrences are bound by memory, and run faster on chunks that stay in the cache.
-_ROWS_AT_WORK = 64
+_ROWS_AT_WORK = 4  # arrays of the size of a chunk's pre-activations that are alive at once
 
 
 def baselines(data: PreActivations) -> tuple[Polynomial, ...]:

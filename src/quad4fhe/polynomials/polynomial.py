@@ -17,6 +17,7 @@ from quad4fhe._arrays import Array, BoolArray, tensor
 from quad4fhe.errors import InputError
 from quad4fhe.polynomials.schedule import Schedule, schedule
 
+_BLOCK = 2**14  # values evaluated at a time: the recurrences are bound by memory, and a block stays in the cache
 _SMALLEST = 1e-280  # below, the width of an interval and its square leave the normal range of float64
 
 
@@ -68,7 +69,7 @@ class Series:
         if c.size == 1:
             value = np.full_like(u, c[0])
         else:
-            # Three buffers take turns: at 10^7 values the allocations would cost more than the arithmetic.
+            # Three buffers take turns: the allocations would cost more than the arithmetic.
             ahead, current, spare = np.zeros_like(u), np.full_like(u, c[-1]), np.empty_like(u)
             twice = u + u
             for coefficient in c[-2:0:-1]:
@@ -152,9 +153,17 @@ class Polynomial:
     def __call__(self, x: ArrayLike) -> Array:
         """The values at x, in float64; overflow gives infinities, which the caller must look for."""
         values = np.asarray(x, dtype=np.float64)
+        out = np.empty(values.shape)
+        flat, flat_out = values.reshape(-1), out.reshape(-1)
+        for start in range(0, flat.size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            flat_out[block] = self._values(flat[block])
+        return out
+
+    def _values(self, x: Array) -> Array:
         if self.gate is None:
-            return self.stages[0](values)
-        clipped = np.clip(values, -self.gate, self.gate)
+            return self.stages[0](x)
+        clipped = np.clip(x, -self.gate, self.gate)
         sign = clipped / self.gate
         for stage in self.stages:
             sign = stage(sign)
