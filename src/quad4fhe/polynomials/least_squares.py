@@ -59,7 +59,7 @@ class Projection:
         for _ in range(degree + 1):
             inner.append(float((w * target * current).sum()))
             alphas.append(float((w * u * current * current).sum()))
-            following = (u - alphas[-1]) * current - betas[-1] * before * (len(alphas) > 1)
+            following = (u - alphas[-1]) * current - betas[-1] * before
             betas.append(float(np.sqrt((w * following * following).sum())))
             before, current = current, following / betas[-1]
         self.alphas, self.betas, self.inner = alphas, betas, inner
@@ -76,7 +76,7 @@ class Projection:
         for k, (alpha, inner) in enumerate(zip(self.alphas, self.inner, strict=True)):
             total = total + inner * current
             out[k] = total
-            following = (u - alpha) * current - (self.betas[k] * before if k else 0.0)
+            following = (u - alpha) * current - self.betas[k] * before
             before, current = current, following / self.betas[k + 1]
         return out
 

@@ -89,8 +89,8 @@ def preactivations(mlp: MLP, X: ArrayLike, progress: Progress | None = None) -> 
     def chunks(sweep: int) -> Iterable[Array]:
         for rows, chunk in row_chunks("X_cal", checked, 8 * (mlp.features + 4 * mlp.units)):
             with np.errstate(over="ignore", invalid="ignore"):
-                # Overflow shows in the range, which is checked there and named.
-                yield chunk @ mlp.W1.T + mlp.b1
+                y = chunk @ mlp.W1.T + mlp.b1  # overflow shows in the range, which is checked
+            yield y
             if progress is not None:
                 progress("reading the calibration set", sweep * n + rows.stop, 2 * n)
 
