@@ -24,7 +24,7 @@ def test_relu_is_met_to_two_to_the_minus_alpha_gap_included(alpha):
 
 @pytest.mark.parametrize("alpha", LEVELS)
 def test_the_composed_sign_is_within_the_published_bound_outside_the_gap(alpha):
-    # "(alpha - 1)-close": half of it is what the error of the sign costs ReLU at x = 1.
+    # 2^-(alpha - 1): half the error of the sign is what ReLU pays at x = 1, and that may be 2^-alpha.
     sign = sign_at(alpha)
     value = x = EVERYWHERE[np.abs(EVERYWHERE) >= sign.gap]
     for stage in sign.stages:
