@@ -17,7 +17,7 @@ FLOORS = [
     {"exact", "polynomials"},
     {"lift", "certificate"},
     {"fit"},
-    {"circuit"},
+    {"compare", "circuit"},
     {"he"},
     {"serve", "engines", "experiments", "report"},
     {"demo", "_terminal", "cli", "__init__"},

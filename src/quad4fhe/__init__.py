@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quad4fhe.certificate import Certificate, Evidence, Verified, verify
+from quad4fhe.compare import compare
 from quad4fhe.errors import (
     CertificateError,
     FitError,
@@ -13,6 +14,7 @@ from quad4fhe.errors import (
 )
 from quad4fhe.fit import Fit, fit
 from quad4fhe.mlp import MLP
+from quad4fhe.polynomials import Comparison
 from quad4fhe.quadratic import QuadraticModel
 
 __version__ = "0.1.0"
@@ -21,6 +23,7 @@ __all__ = [
     "MLP",
     "Certificate",
     "CertificateError",
+    "Comparison",
     "Evidence",
     "Fit",
     "FitError",
@@ -30,6 +33,7 @@ __all__ = [
     "QuadraticModel",
     "TargetNotReachedError",
     "Verified",
+    "compare",
     "fit",
     "verify",
 ]

@@ -23,6 +23,7 @@ from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNot
 from quad4fhe.fit import Fit, fit
 from quad4fhe.fit.result import check_fit_path
 from quad4fhe.mlp import MLP
+from quad4fhe.polynomials import comparison_table
 
 app = typer.Typer(
     name="quad4fhe",
@@ -130,6 +131,29 @@ def verify_command(
     _print_table("certificate holds", describe_verified(verified))
 
 
+@app.command("compare")
+def compare_command(
+    model: ModelFile,
+    calib: CalibFile,
+    test: Annotated[Path, typer.Option(help="Test data (X, optional y) on which everything is measured.")],
+    csv: Annotated[Path | None, typer.Option(help="Also write the table as CSV.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the polish.")] = 2026,
+    json: JsonFlag = False,
+) -> None:
+    """Show what each way of replacing ReLU keeps of MODEL and what it costs: ours and the published baselines."""
+    with Reporter() as progress:
+        mlp = MLP.load(model)
+        X_cal, _ = read_samples(calib, "calibration")
+        X_test, y_test = read_samples(test, "test")
+        comparison = quad4fhe.compare(mlp, X_cal, X_test, y_test, seed=seed, progress=progress)
+    if csv is not None:
+        _write_text(csv, comparison.to_csv())
+    if json:
+        _print_json(comparison.to_dict())
+        return
+    Console(highlight=False).print(comparison_table(comparison))
+
+
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the demo writes its files.")] = Path("demo"),
@@ -175,6 +199,13 @@ def _print_table(title: str, lines: list[tuple[str, str]]) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print()
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise quad4fhe.InputError(f"can't write {path}: {error.strerror or error}") from None
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,41 @@
+"""Every way of replacing ReLU, ours among them, in one call.
+
+Decides which of our own fits stand beside the published baselines. Measuring is left to `polynomials`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from numpy.typing import ArrayLike
+
+from quad4fhe._progress import Progress, silent
+from quad4fhe.fit import Fit, fit
+from quad4fhe.mlp import MLP
+from quad4fhe.polynomials import Comparison
+from quad4fhe.polynomials import compare as measure
+
+
+def compare(
+    mlp: MLP,
+    X_cal: ArrayLike,
+    X_test: ArrayLike,
+    y_test: ArrayLike | None = None,
+    *,
+    fits: Mapping[str, Fit] | None = None,
+    seed: int = 2026,
+    progress: Progress = silent,
+) -> Comparison:
+    """Measure the ReLU model, the published baselines and our fits (n, d) side by side on the same samples.
+
+    `fits` are the fits to show by name; by default the paper's own (Quad) and, where it differs, the polished one.
+    Everything is fitted on X_cal alone. `y_test` are class ids 0..K-1.
+    """
+    if fits is None:
+        paper = fit(mlp, X_cal, polish=False, seed=seed, progress=progress)
+        ours = fit(mlp, X_cal, seed=seed, progress=progress)
+        fits = {"Quad": paper}
+        if ours.model.sha256 != paper.model.sha256:
+            fits["Quad+polish"] = ours
+    models = {name: fitted.model for name, fitted in fits.items()}
+    return measure(mlp, X_cal, X_test, y_test, replacements=models, progress=progress)
