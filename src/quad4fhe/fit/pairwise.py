@@ -258,7 +258,7 @@ class _Bundle:
         q = np.array([0.0, 0.0, 0.0, 0.0, total / unit])
         x = np.append(start * scales, 0.0)
         x[4] = max(0.0, float((self._heights + self._slopes @ x[:4]).max()))
-        x, y = solve(P, q, A / norm[:, None], h / norm, x)
+        x, y = solve(P, q, A / norm[:, None], h / norm, x, accuracy=1e-10)
         y = np.maximum(y / norm, 0.0)
         # Weak duality at a multiplier made feasible: the cut weights may sum to at most C n.
         mass = y[:cuts].sum()

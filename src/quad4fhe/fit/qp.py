@@ -11,15 +11,15 @@ import numpy as np
 from quad4fhe._arrays import Array
 
 _ROUNDS = 80
-_ACCURATE = 1e-14  # relative residuals at which a solution counts as exact
 _PATIENCE = 8  # rounds without a better residual: rounding has set the limit
 _STEP = 0.995  # share of the way to the boundary that one step may go
 
 
-def solve(P: Array, q: Array, A: Array, h: Array, x: Array) -> tuple[Array, Array]:
+def solve(P: Array, q: Array, A: Array, h: Array, x: Array, accuracy: float = 1e-14) -> tuple[Array, Array]:
     """Minimise sum(P * x * x) / 2 + q.x subject to A x >= h, from any x, by Mehrotra's predictor-corrector.
 
-    P (k,) >= 0 is the diagonal of the quadratic form, A is (rows, k). Returns x (k,) and the multipliers y (rows,).
+    P (k,) >= 0 is the diagonal of the quadratic form, A is (rows, k). Returns x (k,) and the multipliers y (rows,),
+    once the relative residuals are below `accuracy` or rounding sets the limit.
     The variables and rows should be scaled to order one by the caller.
     """
     rows = A.shape[0]
@@ -38,7 +38,7 @@ def solve(P: Array, q: Array, A: Array, h: Array, x: Array) -> tuple[Array, Arra
             best, best_residual, stale = (x, y), residual, 0
         else:
             stale += 1
-        if residual < _ACCURATE or stale > _PATIENCE:
+        if residual < accuracy or stale > _PATIENCE:
             break
         try:
             change = _step(P + ridge, A, s, y, dual, primal, mu)

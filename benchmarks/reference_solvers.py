@@ -12,31 +12,32 @@ from quad4fhe.lift import Lift, Plane
 Vector = NDArray[np.float64]
 
 
-def solve_qp(P: Vector, q: Vector, A: sparse.csc_matrix, b: Vector, equalities: int) -> tuple[str, Vector, float]:
+def solve_qp(
+    P: Vector, q: Vector, A: sparse.csc_matrix, b: Vector, equalities: int, accuracy: float = 1e-11
+) -> tuple[str, Vector, float]:
     """Minimise x'Px/2 + q'x with A x + s = b, s = 0 for the first `equalities` rows and s >= 0 for the others."""
     settings = clarabel.DefaultSettings()
     settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = accuracy
     cones = [clarabel.ZeroConeT(equalities)] if equalities else []
     cones.append(clarabel.NonnegativeConeT(A.shape[0] - equalities))
     solution = clarabel.DefaultSolver(sparse.diags(P).tocsc(), q, A, b, cones, settings).solve()
     return str(solution.status), np.array(solution.x), float(solution.obj_val)
 
 
-def dual_reduced_hulls(plane: Plane, mu_plus: float, mu_minus: float) -> tuple[Vector, Vector]:
+def dual_reduced_hulls(plane: Plane, mu_plus: float, mu_minus: float, accuracy: float = 1e-11) -> tuple[Vector, Vector]:
     """D-RCH: the closest points u* and v* of the two reduced hulls, over all n weights."""
     p, q = plane.points[plane.positive], plane.points[~plane.positive]
     n, k = len(p), len(q)
     # Variables z (2), lambda (n), kappa (k) with z = sum lambda p - sum kappa q.
     P = np.concatenate([[1.0, 1.0], np.zeros(n + k)])
-    link = np.hstack([-np.eye(2), p.T, -q.T])
-    sums = np.zeros((2, 2 + n + k))
-    sums[0, 2 : 2 + n], sums[1, 2 + n :] = 1.0, 1.0
-    low = np.hstack([np.zeros((n + k, 2)), -np.eye(n + k)])
-    A = sparse.csc_matrix(np.vstack([link, sums, low, -low]))
+    link = sparse.hstack([-sparse.eye(2), sparse.csc_matrix(p.T), -sparse.csc_matrix(q.T)])
+    sums = sparse.csc_matrix((np.ones(n + k), (np.repeat([0, 1], (n, k)), 2 + np.arange(n + k))), shape=(2, 2 + n + k))
+    weights = sparse.hstack([sparse.csc_matrix((n + k, 2)), sparse.eye(n + k)])
+    A = sparse.vstack([link, sums, -weights, weights]).tocsc()
     caps = np.concatenate([np.full(n, mu_plus), np.full(k, mu_minus)])
     b = np.concatenate([[0.0, 0.0, 1.0, 1.0], np.zeros(n + k), caps])
-    _, x, _ = solve_qp(P, np.zeros(2 + n + k), A, b, 4)
+    _, x, _ = solve_qp(P, np.zeros(2 + n + k), A, b, 4, accuracy)
     return x[2 : 2 + n] @ p, x[2 + n :] @ q
 
 
@@ -47,9 +48,9 @@ def primal_reduced_hulls(plane: Plane, c_plus: float, c_minus: float) -> tuple[V
     # Variables theta (2), t, rho, xi (n).
     P = np.concatenate([[1.0, 1.0], np.zeros(2 + n)])
     q = np.concatenate([[0.0, 0.0, 0.0, -1.0], np.where(plane.positive, c_plus, c_minus)])
-    margin = np.hstack([-side[:, None] * plane.points, side[:, None], np.ones((n, 1)), -np.eye(n)])
-    slack = np.hstack([np.zeros((n, 4)), -np.eye(n)])
-    A = sparse.csc_matrix(np.vstack([margin, slack]))
+    margin = np.hstack([-side[:, None] * plane.points, side[:, None], np.ones((n, 1))])
+    slack = -sparse.eye(n)
+    A = sparse.bmat([[sparse.csc_matrix(margin), slack], [None, slack]]).tocsc()
     _, x, value = solve_qp(P, q, A, np.zeros(2 * n), 0)
     return x[:2], value
 
@@ -63,14 +64,14 @@ def pair_rows(lift: Lift) -> tuple[Vector, NDArray[np.int64]]:
     return lift.pair_rows(i[keep], c[keep]), i[keep]
 
 
-def hard_pairs(lift: Lift) -> tuple[str, Vector, float]:
+def hard_pairs(lift: Lift, accuracy: float = 1e-11) -> tuple[str, Vector, float]:
     """MC-H over all rows."""
     rows, _ = pair_rows(lift)
     A = sparse.csc_matrix(-np.vstack([rows, [0.0, 0.0, 0.0, 1.0]]))
-    return solve_qp(np.ones(4), np.zeros(4), A, -np.ones(len(rows) + 1), 0)
+    return solve_qp(np.ones(4), np.zeros(4), A, -np.ones(len(rows) + 1), 0, accuracy)
 
 
-def soft_pairs(lift: Lift, C: float) -> tuple[Vector, float]:
+def soft_pairs(lift: Lift, C: float, accuracy: float = 1e-11) -> tuple[Vector, float]:
     """MC-S over all rows."""
     rows, i = pair_rows(lift)
     n = lift.samples
@@ -82,5 +83,5 @@ def soft_pairs(lift: Lift, C: float) -> tuple[Vector, float]:
     b = -np.concatenate([np.ones(i.size), np.zeros(n), [1.0]])
     P = np.concatenate([np.ones(4), np.zeros(n)])
     q = np.concatenate([np.zeros(4), np.full(n, C)])
-    _, x, value = solve_qp(P, q, A, b, 0)
+    _, x, value = solve_qp(P, q, A, b, 0, accuracy)
     return x[:4], value
