@@ -32,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_INTERRUPTED = 130  # what shells expect of a command ended by Ctrl-C
 _ANSWER_IS_NO = (CertificateError, FitError, TargetNotReachedError)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
@@ -220,14 +221,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; every error a user can cause is one line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = app(args=words, standalone_mode=False)
+        code = app(args=words, prog_name="quad4fhe", standalone_mode=False)
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except Quad4FHEError as error:
         return _fail(str(error), 1 if isinstance(error, _ANSWER_IS_NO) else 2, "--json" in words)
-    except typer.Exit as stop:
-        return stop.exit_code
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", 130, "--json" in words)
+        return _fail("interrupted; nothing was written", _INTERRUPTED, "--json" in words)
     except Exception as error:
         # Typer reports what it could not parse with its own classes, whose package depends on its version.
         show = getattr(error, "format_message", None)

@@ -43,15 +43,17 @@ class Sweeper:
         self.lift = lift
         self.sweeps = 0
 
-    def _chunk(self, theta: Array, Q: Array, L: Array, target: IntArray) -> tuple[Array, IntArray]:
+    def _chunk(self, theta: Array, Q: Array, L: Array, target: IntArray) -> tuple[Array, IntArray, IntArray]:
+        """Margins of a chunk, and where the target's and the strongest rival's entries lie in its flat arrays."""
         scores = Q * theta[0]
         scores += L * theta[1]
         scores += theta[2] * self.lift.B + theta[3] * self.lift.b
-        at = np.arange(target.size)
-        own = scores[at, target]
-        scores[at, target] = -np.inf
-        rival = np.argmax(scores, axis=1)
-        return own - scores[at, rival], rival
+        flat, first = scores.reshape(-1), np.arange(0, scores.size, scores.shape[1])
+        own = first + target
+        best = flat[own]
+        flat[own] = -np.inf
+        rival = first + np.argmax(scores, axis=1)
+        return best - flat[rival], own, rival
 
     def margins(self, theta: Array) -> Margins:
         """All margins at theta = (alpha, beta, eta, lambda)."""
@@ -59,21 +61,29 @@ class Sweeper:
         margin = np.empty(self.lift.samples)
         rival = np.empty(self.lift.samples, dtype=np.int64)
         for rows, Q, L, target in self.lift.chunks():
-            margin[rows], rival[rows] = self._chunk(theta, Q, L, target)
+            margin[rows], _, at = self._chunk(theta, Q, L, target)
+            rival[rows] = at % self.lift.classes
         return Margins(theta, margin, rival)
 
     def risk(self, theta: Array) -> Risk:
         """The hinge risk at theta."""
         self.sweeps += 1
-        risk, gradient, agreeing, violating, lowest = 0.0, np.zeros(4), 0, 0, np.inf
-        for rows, Q, L, target in self.lift.chunks():
-            margin, rival = self._chunk(theta, Q, L, target)
+        lift = self.lift
+        risk, agreeing, violating, lowest = 0.0, 0, 0, np.inf
+        gradient, excess = np.zeros(2), np.zeros(lift.classes, dtype=np.int64)
+        for _, Q, L, target in lift.chunks():
+            margin, own, rival = self._chunk(theta, Q, L, target)
             agreeing += int(np.count_nonzero(margin > 0))
             lowest = min(lowest, float(margin.min()))
-            low = np.flatnonzero(margin < 1)
-            violating += low.size
+            low = margin < 1
+            own, rival = own[low], rival[low]
+            violating += own.size
             risk += float((1.0 - margin[low]).sum())
-            gradient -= self.lift.pair_rows(low + rows.start, rival[low]).sum(axis=0)
+            for k, flat in enumerate((Q.reshape(-1), L.reshape(-1))):
+                gradient[k] += float(flat[rival].sum()) - float(flat[own].sum())
+            excess += np.bincount(rival % lift.classes, minlength=lift.classes)
+            excess -= np.bincount(own % lift.classes, minlength=lift.classes)
+        gradient = np.append(gradient, [excess @ lift.B, excess @ lift.b])
         return Risk(theta, risk, gradient, agreeing, violating, max(0.0, 1.0 - lowest), lowest)
 
 

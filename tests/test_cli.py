@@ -1,0 +1,173 @@
+"""The command line: exit codes, one JSON document, one line for every mistake, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quad4fhe import Fit, cli
+from quad4fhe.cli import main
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A small binary model that can be kept losslessly, with calibration and test data."""
+    rng = np.random.default_rng(0)
+    W1, b1, W2 = rng.normal(size=(5, 3)), rng.normal(size=5), rng.normal(size=(1, 5))
+    X = rng.normal(size=(40, 3))
+    b2 = -np.median(np.maximum(X @ W1.T + b1, 0) @ W2.T, axis=0)
+    np.savez(tmp_path / "model.npz", W1=W1, b1=b1, W2=W2, b2=b2)
+    np.savez(tmp_path / "calib.npz", X=X[:8])
+    np.savez(tmp_path / "test.npz", X=X, y=(X[:, 0] > 0).astype(int))
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_fit_then_verify(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = files / "fit.safetensors"
+    code, text, _ = run(
+        capsys, "fit", files / "model.npz", files / "calib.npz", "-o", out, "--test", files / "test.npz"
+    )
+    assert code == 0
+    assert f"quad4fhe verify {out} {files / 'calib.npz'}" in text
+    code, text, _ = run(capsys, "verify", out, files / "calib.npz", "--model", files / "model.npz")
+    assert code == 0
+    assert "certificate holds" in text
+
+
+def test_json_is_one_document_with_the_numbers_of_the_file(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = files / "fit.safetensors"
+    code, text, _ = run(capsys, "fit", files / "model.npz", files / "calib.npz", "-o", out, "--json")
+    document = json.loads(text)
+    fitted = Fit.load(out)
+    assert code == 0
+    assert (document["alpha"], document["regime"]) == (fitted.alpha, fitted.regime)
+    assert document["certificate"]["calibration_sha256"] == fitted.certificate.calibration_sha256
+    code, text, _ = run(capsys, "verify", out, files / "calib.npz", "--json")
+    assert json.loads(text)["statement"] == fitted.certificate.statement
+
+
+def test_compare_shows_ours_beside_the_baselines(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", files / "model.npz", files / "calib.npz", "--test", files / "test.npz"]
+    code, text, _ = run(capsys, *words, "--csv", files / "table.csv")
+    assert code == 0
+    assert all(name in text for name in ("ReLU", "Square", "Remez-7", "OLA", "Precise-11", "Quad"))
+    assert (files / "table.csv").read_text().startswith("name,agreement_cal,")
+    names = [row["name"] for row in json.loads(run(capsys, *words, "--json")[1])["rows"]]
+    assert "Quad" in names
+
+
+def test_the_demo_is_lossless_and_its_files_can_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text, _ = run(capsys, "demo")
+    assert code == 0
+    assert "lossless" in text
+    command = text.split("Try it yourself: quad4fhe ")[1].split("\n")[0]
+    assert run(capsys, *command.split())[0] == 0
+    assert run(capsys, "verify", "demo/fit.safetensors", "demo/calib.npz", "--model", "demo/model.npz")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("fit nowhere.npz calib.npz", 2, "nowhere.npz: no such file"),
+        ("fit model.npz nowhere.npz", 2, "nowhere.npz: no such file"),
+        ("fit calib.npz model.npz", 2, "calib.npz"),
+        ("fit . calib.npz", 2, "wanted .npz, .safetensors"),
+        ("fit folder.npz calib.npz", 2, "folder"),
+        ("fit model.npz calib.npz -o fit.bin", 2, "saved as .safetensors"),
+        ("fit model.npz calib.npz -o no/such/fit.safetensors", 2, "does not exist"),
+        ("fit model.npz calib.npz --regime easy", 2, "easy"),
+        ("fit model.npz calib.npz --target-agreement 2", 2, "share in (0, 1]"),
+        ("fit model.npz", 2, "calib"),
+        ("fit model.npz calib.npz --frob", 2, "--frob"),
+        ("frob", 2, "frob"),
+        ("verify model.npz calib.npz", 2, "is not a fit file"),
+        ("verify good.safetensors test.npz", 1, "calibration rows"),
+        ("verify good.safetensors calib.npz --model other.npz", 1, "the model that was given"),
+        ("verify changed.safetensors calib.npz", 1, "changed or damaged"),
+        ("fit overlap.npz test.npz --regime hard", 1, "no shared quadratic"),
+        ("fit overlap.npz test.npz --target-agreement 1", 1, "below the target"),
+        ("compare model.npz calib.npz", 2, "--test"),
+        ("compare model.npz calib.npz --test test.npz --csv no/such/table.csv", 2, "can't write"),
+    ],
+)
+def test_every_mistake_is_one_line_and_the_right_code(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, code: int, says: str
+) -> None:
+    monkeypatch.chdir(files)
+    assert run(capsys, "fit", "model.npz", "calib.npz", "-o", "good.safetensors")[0] == 0
+    content = bytearray(Path("good.safetensors").read_bytes())
+    content[-1] ^= 1
+    Path("changed.safetensors").write_bytes(content)
+    with np.load("model.npz") as z:
+        np.savez("other.npz", **{**z, "b2": z["b2"] + 1e-9})
+    rng = np.random.default_rng(1)
+    np.savez(
+        "overlap.npz", W1=rng.normal(size=(9, 3)), b1=rng.normal(size=9), W2=rng.normal(size=(6, 9)), b2=np.zeros(6)
+    )
+    Path("folder.npz").mkdir()
+    before = set(os.listdir())
+    for json_words in ([], ["--json"]):
+        found, out, err = run(capsys, *words.split(), *json_words)
+        assert found == code
+        assert says in err
+        assert err.count("\n") == 1
+        assert "Traceback" not in err
+        if json_words and words != "frob":
+            assert json.loads(out) == {"error": err.removeprefix("quad4fhe: ").rstrip(), "exit_code": code}
+    assert set(os.listdir()) == before
+
+
+def test_a_bug_is_not_disguised_as_bad_input(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli, "fit", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["fit", str(files / "model.npz"), str(files / "calib.npz")])
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["fit", "--help"], ["verify", "-h"], []])
+def test_help_and_version_are_answers(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *words)
+    assert code == (0 if words else 2)
+    assert "quad4fhe" in out
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"W1": (200, 50), "b1": (200,), "W2": (100, 200), "b2": (100,)}
+    np.savez(tmp_path / "model.npz", **{name: rng.normal(size=shape) for name, shape in shapes.items()})
+    np.savez(tmp_path / "calib.npz", X=rng.normal(size=(20000, 50)))
+    words = [
+        sys.executable,
+        "-c",
+        "from quad4fhe.cli import entry_point; entry_point()",
+        "fit",
+        "model.npz",
+        "calib.npz",
+    ]
+    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; nothing was written" in err
+    assert "Traceback" not in err
+    assert sorted(os.listdir(tmp_path)) == ["calib.npz", "model.npz"]
