@@ -175,5 +175,5 @@ def _soft_step(plane: Plane, c: float, found: ReducedSeparation) -> SoftStep:
         slack_max=float(slack.max()),
         margin=float(score.min()),
         norm=1.0,
-        gap=0.0,
+        gap=abs(1.0 - found.margin / float(np.linalg.norm(found.u - found.v))),
     )
