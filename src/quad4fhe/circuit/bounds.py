@@ -16,7 +16,7 @@ from quad4fhe.circuit.fold import Circuit, checked_box
 # An eigendecomposition per class is worth it while it takes about a second in all; beyond, the Frobenius norm bounds
 # the spectral norm at the price of one m x m product per class.
 _EIGEN_WORK = 4e9
-_ELLIPSOID_ROUNDS = 12
+ROUNDS = 12  # of tightening the ellipsoid; one gives the ball
 # Covers the rounding of the bound's own arithmetic, many times over: relative to the bound, and relative to the terms,
 # which are far larger than their sum where a square was completed with a tiny alpha.
 _SLACK, _TERM_SLACK = 1e-9, 1e-13
@@ -34,7 +34,7 @@ class Bound:
     hidden: Array
 
 
-def bound(circuit: Circuit, box: Array) -> Bound:
+def bound(circuit: Circuit, box: Array, rounds: int = ROUNDS) -> Bound:
     """Bound |logits| over the box by interval arithmetic per unit and by an enclosing ellipsoid; take the smaller.
 
     The slope is a bound of the Euclidean norm of d logit / d x over the box, for the largest class.
@@ -45,7 +45,7 @@ def bound(circuit: Circuit, box: Array) -> Bound:
     y_middle = circuit.W @ middle + circuit.t
     y_radius = np.abs(circuit.W) @ radius
     interval = _interval(circuit, middle, radius, y_middle, y_radius)
-    ellipsoid, slope = _ellipsoid(circuit, middle, radius, y_middle)
+    ellipsoid, slope = _ellipsoid(circuit, middle, radius, y_middle, rounds)
     hidden = np.abs(y_middle) + y_radius
     terms = np.abs(circuit.V) @ (hidden * hidden) + np.abs(circuit.c)
     if circuit.U is not None:
@@ -78,7 +78,7 @@ def _interval(circuit: Circuit, middle: Array, radius: Array, y_middle: Array, y
     return out
 
 
-def _ellipsoid(circuit: Circuit, middle: Array, radius: Array, y_middle: Array) -> tuple[Array, float]:
+def _ellipsoid(circuit: Circuit, middle: Array, radius: Array, y_middle: Array, rounds: int) -> tuple[Array, float]:
     """Per class: |F(middle)| + |gradient| + the quadratic form over an ellipsoid around the box; and the slope bound.
 
     With x = middle + radius * z the box is |z_i| <= 1, and for any positive weights p with sum 1 it lies inside the
@@ -100,7 +100,7 @@ def _ellipsoid(circuit: Circuit, middle: Array, radius: Array, y_middle: Array) 
             [width * np.sqrt(max(0.0, float(((v[:, None] * gram) * (gram * v)).sum()))) for v in circuit.V]
         )
     else:
-        curve = np.array([_form(W, v) for v in circuit.V])
+        curve = np.array([_form(W, v, rounds) for v in circuit.V])
     # The slope per unit of x, not of z: its own spectral norm, by the Frobenius bound (cheap, and never too small).
     gram = circuit.W @ circuit.W.T
     bend = np.array([2.0 * np.sqrt(max(0.0, float(((v[:, None] * gram) * (gram * v)).sum()))) for v in circuit.V])
@@ -111,7 +111,7 @@ def _ellipsoid(circuit: Circuit, middle: Array, radius: Array, y_middle: Array) 
     return np.abs(value) + np.abs(gradient).sum(axis=1) + curve, float(slope.max())
 
 
-def _form(W: Array, v: Array) -> float:
+def _form(W: Array, v: Array, rounds: int) -> float:
     """An upper bound of max |z' A z| over the unit cube for A = W' diag(v) W."""
     d = W.shape[1]
     if d > W.shape[0]:
@@ -122,7 +122,7 @@ def _form(W: Array, v: Array) -> float:
     A = (W.T * v) @ W
     best = float(np.abs(A).sum())
     p = np.full(d, 1.0 / d)
-    for _ in range(_ELLIPSOID_ROUNDS):
+    for _ in range(rounds):
         root = 1.0 / np.sqrt(p)
         spectrum, vectors = np.linalg.eigh(A * root * root[:, None])
         worst = int(np.argmax(np.abs(spectrum)))
