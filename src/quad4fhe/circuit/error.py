@@ -73,8 +73,8 @@ def deciding(logits: Array) -> tuple[Indices, Indices]:
     return np.where(swap, order[:, 1], order[:, 0]), np.where(swap, order[:, 0], order[:, 1])
 
 
-def sensitivity(circuit: Circuit, X: Array) -> Sensitivity:
-    """The sensitivities at the points X (n, d)."""
+def sensitivity(circuit: Circuit, X: Array, T: Array | None = None) -> Sensitivity:
+    """The sensitivities at the points X (n, d); T (K, m) where a hidden value also enters linearly."""
     first, second = deciding(circuit.logits(X))
     single = circuit.outputs == 1
     norms = (circuit.W * circuit.W).sum(axis=1)
@@ -93,6 +93,9 @@ def sensitivity(circuit: Circuit, X: Array) -> Sensitivity:
         hidden = (slope * slope).sum(axis=1)
         parts[1].append((1.0 + (z * z).sum(axis=1)) * hidden)
         parts[2].append((1.0 if single else 2.0) * (y**4).sum(axis=1))
+        if T is not None:
+            slope = slope + T[first[rows]] - (0.0 if single else T[second[rows]])
+            hidden = (slope * slope).sum(axis=1)
         parts[3].append(hidden)
         parts[4].append(V @ norms)
     return Sensitivity(*(np.concatenate(part) for part in parts))
@@ -140,21 +143,20 @@ def difference(rounded: Circuit, exact: Circuit) -> Circuit:
     )
 
 
-def box_error(circuit: Circuit, largest: Bound, moved: Bound | None, random: Errors) -> float:
+def box_error(rounded: Circuit, largest: Bound, moved: Bound | None, random: Errors) -> float:
     """A bound of the error of the deciding difference anywhere in the box, for random errors of these deviations.
 
-    `largest` bounds the circuit and `moved` what rounding its weights did to it (None where nothing is rounded), so
-    their sums bound the rounded circuit. Rounding counts outright; each random error by DEVIATIONS times its largest
+    `largest` bounds the exact circuit and `moved` what rounding its weights did to it (None where nothing is rounded),
+    so their sums bound the rounded circuit. Rounding counts outright; each random error by DEVIATIONS times its largest
     deviation, noise on x also through the curvature. Two logits may err in opposite directions: K >= 2 counts twice.
     """
     logit, slope = (0.0, largest.slope) if moved is None else (moved.logit, largest.slope + moved.slope)
     noise = DEVIATIONS * random.x
-    # Rounded weights bend at most twice as much as exact ones, in any plan worth checking.
-    bend = 2 * float((np.abs(circuit.V) @ (circuit.W * circuit.W).sum(axis=1)).max())
+    bend = float((np.abs(rounded.V) @ (rounded.W * rounded.W).sum(axis=1)).max())
     logit += noise * slope + noise * noise * bend
-    logit += DEVIATIONS * random.hidden * float(np.linalg.norm(2 * circuit.V * largest.hidden, axis=1).max())
+    logit += DEVIATIONS * random.hidden * float(np.linalg.norm(2 * rounded.V * largest.hidden, axis=1).max())
     logit += DEVIATIONS * random.v * float(np.linalg.norm(largest.hidden**2))
-    return logit * (1 if circuit.outputs == 1 else 2)
+    return logit * (1 if rounded.outputs == 1 else 2)
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,20 @@ import numpy as np
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.chain import Chain, chain
-from quad4fhe.circuit.error import Errors, slot_noise
+from quad4fhe.circuit.error import COEFFICIENT_VARIANCE, Errors
 from quad4fhe.circuit.fold import Circuit, centred, fold
 from quad4fhe.circuit.forecast import Forecast, Machine, packed_forecast
-from quad4fhe.circuit.packing import Packing
+from quad4fhe.circuit.packing import Packing, split_steps
 from quad4fhe.circuit.quantise import Scales
 from quad4fhe.circuit.target import GUARD, Choice, Question, Target
 from quad4fhe.errors import InputError
 from quad4fhe.quadratic import QuadraticModel
 
 # Chains of layout packed: bits of the primes that carry the value, of the one that is rescaled away after the first
-# product, and of the special prime, which key switching wants at least as large as the others.
+# product, and of the special prime: key switching divides its noise by how much larger that is than the others.
 PACKED_CHAINS: tuple[tuple[int, tuple[int, ...], int], ...] = (
-    (8192, (59, 59, 40), 60),
-    (16384, (59, 59, 59, 45), 60),
+    (8192, (58, 58, 40), 60),
+    (16384, (58, 58, 58, 45), 60),
 )
 
 
@@ -36,7 +36,7 @@ def search_packed(question: Question) -> list[Choice]:
     Empty if the network does not fit. T y is one more plaintext product with y, so nothing has to be completed.
     """
     circuit = fold(question.model, question.box, "skip")
-    target = Target.of(question, circuit, bound(circuit, question.box))
+    target = Target.of(question, circuit, bound(circuit, question.box), centred(question.model)[1])
     out: list[Choice] = []
     for ring, sizes, special in PACKED_CHAINS:
         made = chain(ring, sizes, special)
@@ -49,18 +49,26 @@ def search_packed(question: Question) -> list[Choice]:
     return out
 
 
-def packed_errors(packing: Packing, scales: Scales, ring: int) -> Errors:
-    """Layout packed: the rescale's rounding on y, summed over blocks, and the rounding of V's plaintexts.
+def packed_errors(packing: Packing, scales: Scales, made: Chain) -> Errors:
+    """Layout packed: key switching on the turned inputs and blocks, the rescale's rounding, and V's plaintexts.
 
-    Rounding both polynomials adds 1/12 (1 + 2N/3) to a coefficient for a ternary key, and key switching with a special
-    prime as large as the others about as much. A plaintext's coefficients are rounded, so its slots err by
-    sqrt(N / 12) whatever their number: vector plaintexts need a far larger scale than integers do.
+    Dividing by a prime rounds both polynomials, 1/12 (1 + 2N/3) on a coefficient for a ternary key. Key switching adds
+    one noisy product for each prime q of the ciphertext before it divides by the special prime. A plaintext's
+    coefficients are rounded, so its slots err by sqrt(N / 24) whatever their number: vector plaintexts need a far
+    larger scale than integers do.
     """
-    hidden = math.sqrt(2 * packing.blocks * (1 + 2 * ring / 3) / 12 * ring / 2)
+    ring, half = made.ring, made.ring / 2
+    rounding = (1 + 2 * ring / 3) / 12
+    digit = ring * COEFFICIENT_VARIANCE / 12 * (max(made.primes) / made.special) ** 2
+    high, low = len(made.primes), len(made.primes) - 1
+    switch_high, switch_low = high * digit + rounding, low * digit + rounding
+    baby, small = split_steps(packing.diagonals)[0], split_steps(packing.columns)[0]
+    fresh = COEFFICIENT_VARIANCE + (1 - 1 / baby) * switch_high
+    hidden = packing.blocks * rounding + (packing.blocks - 1) * switch_low + (1 - 1 / small) * switch_low / 2
     return Errors(
-        x=slot_noise(ring) * 2.0**-scales.x,
-        v=math.sqrt(ring / 24) * 2.0**-scales.v,
-        hidden=hidden * 2.0**-scales.x,
+        x=math.sqrt(fresh * half) * 2.0**-scales.x,
+        v=math.sqrt(half / 12) * 2.0**-scales.v,
+        hidden=math.sqrt(hidden * half) * 2.0**-scales.x,
     )
 
 
@@ -84,8 +92,8 @@ def _packed(target: Target, made: Chain, per_request: int) -> Choice | None:
     tried = [Scales(x, 0, min(52, room - 2 * x)) for x in range(20, 53) if room - 2 * x >= 20]
     if not tried:
         return None
-    scales = min(tried, key=lambda s: float(target.at.deviation(packed_errors(packing, s, made.ring)).mean()))
-    errors = packed_errors(packing, scales, made.ring)
+    scales = min(tried, key=lambda s: float(target.at.deviation(packed_errors(packing, s, made)).mean()))
+    errors = packed_errors(packing, scales, made)
     error, missed, _ = target.forecast(circuit, None, errors, errors)
     plains = packing.diagonals * packing.chunks + 2 * packing.columns
 

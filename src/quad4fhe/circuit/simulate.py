@@ -62,7 +62,7 @@ def errors_of(plan: Plan) -> Errors:
     """The deviations the plan's layout is forecast with."""
     if plan.layout == "batch":
         return batch_errors(plan.scales, plan.chain.ring)
-    return packed_errors(plan.packing, plan.scales, plan.chain.ring)
+    return packed_errors(plan.packing, plan.scales, plan.chain)
 
 
 class SimulatedClient:

@@ -102,10 +102,10 @@ class Target:
     margins: Array
 
     @classmethod
-    def of(cls, question: Question, circuit: Circuit, largest: Bound) -> Target:
-        """The target of a question for the circuit in one form."""
+    def of(cls, question: Question, circuit: Circuit, largest: Bound, T: Array | None = None) -> Target:
+        """The target of a question for the circuit in one form; T where the layout multiplies it with y itself."""
         points = question.points
-        at = sensitivity(circuit, box_points(question.box) if points is None else points)
+        at = sensitivity(circuit, box_points(question.box) if points is None else points, T)
         order = np.argsort(question.margins, kind="stable")[:_FEW]
         decided = question.margins[order] > _NO_DECISION * largest.logit
         order = order[decided]
@@ -132,21 +132,21 @@ class Target:
     ) -> tuple[ErrorForecast, bool, float]:
         """The error with the weights as rounded, whether it misses the target, and the rigorous over the forecast one.
 
-        `moved` bounds what rounding did to the circuit; `random` are the errors that stay random once the weights are rounded.
+        `moved` bounds what rounding did to the circuit; `random` are the errors that stay random after rounding.
         """
         q = self.question
         if q.points is None:
             typical = float(np.sqrt((self.at.deviation(errors) ** 2).mean()))
-            limit = box_error(self.circuit, self.bound, moved, random)
+            limit = box_error(rounded, self.bound, moved, random)
             changes = expected_changes(q.margins, typical)
             close = np.flatnonzero(closer(q.margins, limit))
             over = limit / (DEVIATIONS * typical) if typical > 0 else 1.0
         else:
             plain = self.circuit.logits(q.points)
             first, second = deciding(plain)
-            moved = rounded.logits(q.points) - plain
-            rows = np.arange(len(moved))
-            shift = moved[rows, first] - (0.0 if self.circuit.outputs == 1 else moved[rows, second])
+            change = rounded.logits(q.points) - plain
+            rows = np.arange(len(change))
+            shift = change[rows, first] - (0.0 if self.circuit.outputs == 1 else change[rows, second])
             noise = self.at.deviation(random)
             each = np.abs(shift) + DEVIATIONS * noise
             typical = float(np.sqrt((shift**2 + noise**2).mean()))
