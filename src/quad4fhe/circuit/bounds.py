@@ -12,6 +12,7 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.fold import Circuit, checked_box
+from quad4fhe.errors import InputError
 
 # An eigendecomposition per class is worth it while it takes about a second in all; beyond, the Frobenius norm bounds
 # the spectral norm at the price of one m x m product per class.
@@ -39,7 +40,14 @@ def bound(circuit: Circuit, box: Array, rounds: int = ROUNDS) -> Bound:
 
     The slope is a bound of the Euclidean norm of d logit / d x over the box, for the largest class.
     """
-    corners = checked_box(box, circuit.features)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = _bound(circuit, checked_box(box, circuit.features), rounds)
+    if not np.isfinite([found.logit, found.slope]).all():
+        raise InputError("the logits overflow float64 over the box; standardise the features or narrow the box")
+    return found
+
+
+def _bound(circuit: Circuit, corners: Array, rounds: int) -> Bound:
     middle = (corners[0] + corners[1]) / 2 - circuit.shift
     radius = (corners[1] - corners[0]) / 2
     y_middle = circuit.W @ middle + circuit.t
@@ -124,6 +132,8 @@ def _form(W: Array, v: Array, rounds: int) -> float:
     p = np.full(d, 1.0 / d)
     for _ in range(rounds):
         root = 1.0 / np.sqrt(p)
+        if not np.isfinite(A).all():
+            return np.inf
         spectrum, vectors = np.linalg.eigh(A * root * root[:, None])
         worst = int(np.argmax(np.abs(spectrum)))
         best = min(best, float(np.abs(spectrum[worst])))

@@ -73,8 +73,12 @@ def deciding(logits: Array) -> tuple[Indices, Indices]:
     return np.where(swap, order[:, 1], order[:, 0]), np.where(swap, order[:, 0], order[:, 1])
 
 
-def sensitivity(circuit: Circuit, X: Array, T: Array | None = None) -> Sensitivity:
-    """The sensitivities at the points X (n, d); T (K, m) where a hidden value also enters linearly."""
+def sensitivity(circuit: Circuit, X: Array, T: Array | None = None, hidden: Array | None = None) -> Sensitivity:
+    """The sensitivities at the points X (n, d).
+
+    T (K, m) where a hidden value also enters linearly; `hidden` (m,) where its error differs from unit to unit.
+    """
+    share = np.ones(circuit.units) if hidden is None else hidden
     first, second = deciding(circuit.logits(X))
     single = circuit.outputs == 1
     norms = (circuit.W * circuit.W).sum(axis=1)
@@ -90,13 +94,11 @@ def sensitivity(circuit: Circuit, X: Array, T: Array | None = None) -> Sensitivi
             gradient += circuit.U[first[rows]] - (0.0 if single else circuit.U[second[rows]])
         parts[0].append((gradient * gradient).sum(axis=1))
         # Rounded weights: z_i slope_j each, and the rounding of t is one more feature of size 1.
-        hidden = (slope * slope).sum(axis=1)
-        parts[1].append((1.0 + (z * z).sum(axis=1)) * hidden)
+        parts[1].append((1.0 + (z * z).sum(axis=1)) * (slope * slope).sum(axis=1))
         parts[2].append((1.0 if single else 2.0) * (y**4).sum(axis=1))
         if T is not None:
             slope = slope + T[first[rows]] - (0.0 if single else T[second[rows]])
-            hidden = (slope * slope).sum(axis=1)
-        parts[3].append(hidden)
+        parts[3].append((slope * slope) @ share)
         parts[4].append(V @ norms)
     return Sensitivity(*(np.concatenate(part) for part in parts))
 
@@ -143,18 +145,21 @@ def difference(rounded: Circuit, exact: Circuit) -> Circuit:
     )
 
 
-def box_error(rounded: Circuit, largest: Bound, moved: Bound | None, random: Errors) -> float:
+def box_error(
+    rounded: Circuit, largest: Bound, moved: Bound | None, random: Errors, hidden_slope: float = 0.0
+) -> float:
     """A bound of the error of the deciding difference anywhere in the box, for random errors of these deviations.
 
     `largest` bounds the exact circuit and `moved` what rounding its weights did to it (None where nothing is rounded),
     so their sums bound the rounded circuit. Rounding counts outright; each random error by DEVIATIONS times its largest
-    deviation, noise on x also through the curvature. Two logits may err in opposite directions: K >= 2 counts twice.
+    deviation, noise on x also through the curvature, noise on y through `hidden_slope`. Two logits may err in opposite
+    directions: K >= 2 counts twice.
     """
     logit, slope = (0.0, largest.slope) if moved is None else (moved.logit, largest.slope + moved.slope)
     noise = DEVIATIONS * random.x
     bend = float((np.abs(rounded.V) @ (rounded.W * rounded.W).sum(axis=1)).max())
     logit += noise * slope + noise * noise * bend
-    logit += DEVIATIONS * random.hidden * float(np.linalg.norm(2 * rounded.V * largest.hidden, axis=1).max())
+    logit += DEVIATIONS * random.hidden * hidden_slope
     logit += DEVIATIONS * random.v * float(np.linalg.norm(largest.hidden**2))
     return logit * (1 if rounded.outputs == 1 else 2)
 

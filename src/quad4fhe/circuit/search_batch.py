@@ -20,7 +20,7 @@ from quad4fhe.circuit.exact import EXACT, LARGEST_PRIME_BITS, ExactMatrix, NotEx
 from quad4fhe.circuit.fold import Circuit, Form, fold
 from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, batch_forecast
 from quad4fhe.circuit.quantise import IntegerCircuit, Scales, quantise
-from quad4fhe.circuit.target import GUARD, Choice, Question, Target
+from quad4fhe.circuit.target import GUARD, SMALLEST_BOUND, Choice, Question, Target
 from quad4fhe.errors import InputError
 
 
@@ -29,7 +29,7 @@ def search_batch(question: Question, form: Form) -> Choice:
     circuit = fold(question.model, question.box, form)
     largest = bound(circuit, question.box)
     target = Target.of(question, circuit, largest)
-    reach = math.log2(2 * GUARD * largest.logit) if largest.logit > 0 else 1.0
+    reach = math.log2(2 * GUARD * max(largest.logit, SMALLEST_BOUND))
     inflate, fallback = 1.0, None
     for candidate in sorted(_candidates(question, circuit, reach), key=lambda c: c.cost):
         scales = candidate.scales(target.at)

@@ -18,6 +18,7 @@ from quad4fhe.circuit.counts import Counts, batch_counts, packed_counts
 from quad4fhe.circuit.domain import check_inside
 from quad4fhe.circuit.error import Errors, batch_errors
 from quad4fhe.circuit.fold import centred, fold
+from quad4fhe.circuit.packed_noise import unit_variance
 from quad4fhe.circuit.plan import Fitted, Plan, require_model
 from quad4fhe.circuit.quantise import quantise
 from quad4fhe.circuit.search_packed import packed_errors
@@ -62,7 +63,7 @@ def errors_of(plan: Plan) -> Errors:
     """The deviations the plan's layout is forecast with."""
     if plan.layout == "batch":
         return batch_errors(plan.scales, plan.chain.ring)
-    return packed_errors(plan.packing, plan.scales, plan.chain)
+    return packed_errors(plan.scales, plan.chain)
 
 
 class SimulatedClient:
@@ -103,6 +104,7 @@ class SimulatedServer:
         self._errors = errors_of(plan)
         circuit = fold(fit.model, plan.domain.box, plan.form)
         self._T: Array | None = None
+        self._hidden = np.zeros((1, plan.shape.units))
         if plan.layout == "batch":
             circuit = quantise(circuit, plan.scales).dequantised()
             self._once = batch_counts(plan.shape, skip=plan.form == "skip")
@@ -110,6 +112,7 @@ class SimulatedServer:
         else:
             self._T = centred(fit.model)[1]
             self._once = packed_counts(plan.packing)
+            self._hidden = np.sqrt(unit_variance(fit.model, plan.packing, plan.chain)).T * self._errors.hidden
             # A plaintext is encoded once, so its rounding is the same for every request.
             self._V = circuit.V + self._rng.normal(size=circuit.V.shape) * self._errors.v
         self._circuit = circuit
@@ -125,7 +128,7 @@ class SimulatedServer:
         z, circuit = request.values, self._circuit
         y = z @ circuit.W.T + circuit.t
         if self.plan.layout == "packed":
-            y = y + self._rng.normal(size=y.shape) * self._errors.hidden
+            y = y + self._rng.normal(size=y.shape) * self._hidden[: len(y)]
         out = (y * y) @ self._V.T + self._c
         if self._T is not None:
             out = out + y @ self._T.T

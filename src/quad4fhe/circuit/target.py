@@ -37,6 +37,7 @@ from quad4fhe.quadratic import QuadraticModel
 
 FAST_SHARE = 1e-3  # fast: the share of decisions that may change
 GUARD = 1.02  # the rounded weights may reach a little further than the exact ones; checked once they are known
+SMALLEST_BOUND = 2.0  # SEAL wants every scale below Q, so logits smaller than this leave the rest of Q unused
 _FEW = 4096  # closest calibration decisions looked at while searching; all of them are in the final forecast
 _NO_DECISION = 1e-12  # margins below this share of the bound are ties to float64 itself: no plan can keep them
 
@@ -100,16 +101,26 @@ class Target:
     at: Sensitivity
     close: IntArray
     margins: Array
+    hidden_slope: float = 0.0
 
     @classmethod
-    def of(cls, question: Question, circuit: Circuit, largest: Bound, T: Array | None = None) -> Target:
-        """The target of a question for the circuit in one form; T where the layout multiplies it with y itself."""
+    def of(
+        cls, question: Question, circuit: Circuit, largest: Bound, T: Array | None = None, hidden: Array | None = None
+    ) -> Target:
+        """The target of a question for the circuit in one form.
+
+        Where the layout adds noise to y: T, which it multiplies with y itself, and the noise's variance per unit.
+        """
         points = question.points
-        at = sensitivity(circuit, box_points(question.box) if points is None else points, T)
+        at = sensitivity(circuit, box_points(question.box) if points is None else points, T, hidden)
+        steep = 0.0
+        if T is not None and hidden is not None:
+            slopes = (2 * np.abs(circuit.V) * largest.hidden + np.abs(T)) ** 2 @ hidden
+            steep = float(np.sqrt(slopes.max()))
         order = np.argsort(question.margins, kind="stable")[:_FEW]
         decided = question.margins[order] > _NO_DECISION * largest.logit
         order = order[decided]
-        return cls(question, circuit, largest, at, order, question.margins[order])
+        return cls(question, circuit, largest, at, order, question.margins[order], steep)
 
     def met(self, errors: Errors, inflate: float) -> bool:
         """Whether these errors keep the decisions, by the forecast; `inflate` is what the rigorous check added."""
@@ -137,7 +148,7 @@ class Target:
         q = self.question
         if q.points is None:
             typical = float(np.sqrt((self.at.deviation(errors) ** 2).mean()))
-            limit = box_error(rounded, self.bound, moved, random)
+            limit = box_error(rounded, self.bound, moved, random, self.hidden_slope)
             changes = expected_changes(q.margins, typical)
             close = np.flatnonzero(closer(q.margins, limit))
             over = limit / (DEVIATIONS * typical) if typical > 0 else 1.0

@@ -17,6 +17,7 @@ from quad4fhe._arrays import Array
 from quad4fhe.circuit.chain import Chain
 from quad4fhe.circuit.counts import Counts
 from quad4fhe.circuit.fold import centred
+from quad4fhe.circuit.packed_noise import placement
 from quad4fhe.circuit.packing import Packing, split_steps
 from quad4fhe.circuit.quantise import Scales
 from quad4fhe.errors import InputError
@@ -82,9 +83,10 @@ class PackedEvaluator:
         self.chain, self.scales, self.packing = chain, scales, packing
         self.counts = Counts()
         S, T, c = centred(model)
+        self._positions = placement(model, packing, chain)
         self._first = self._first_plaintexts(model.W1)
         low = self.context.level(1)
-        bias = self._units(model.b1 + model.W1 @ shift)
+        bias = self._placed((model.b1 + model.W1 @ shift)[None])[0]
         self._bias = self._encode(bias[np.arange(packing.width) % packing.block], 2.0**scales.x, low)
         met, klass = packing.second_product()
         inside = klass < packing.outputs
@@ -96,7 +98,7 @@ class PackedEvaluator:
             back = packing.window * small * (column // small)
             pair = []
             for matrix, scale in ((S, 2.0**scales.v), (T, 2.0 ** (scales.x + scales.v))):
-                weights = np.where(inside, _padded(matrix, packing.block)[rows, met[column]], 0.0)
+                weights = np.where(inside, self._placed(matrix)[rows, met[column]], 0.0)
                 pair.append(self._encode(np.roll(weights, back), scale, low))
             self._second.append((pair[0], pair[1]))
         constant = np.where(inside & (np.arange(packing.width) % packing.window == 0), c[rows], 0.0)
@@ -114,7 +116,7 @@ class PackedEvaluator:
         baby, giant = split_steps(packing.diagonals)
         hidden = self._steps(
             [self._turned(x, baby, 1, galois) for x in inputs],
-            lambda chunk, r: [self._first[chunk][r]],
+            lambda chunk, r: self._first[chunk][r],
             (baby, giant, 1),
             galois,
         )
@@ -132,7 +134,7 @@ class PackedEvaluator:
         small, large = split_steps(packing.columns)
         logits = self._steps(
             [self._turned(x, small, packing.window, galois) for x in (squares, hidden)],
-            lambda which, column: [self._second[column][which]],
+            lambda which, column: self._second[column][which],
             (small, large, packing.window),
             galois,
         )
@@ -147,7 +149,7 @@ class PackedEvaluator:
     def _steps(
         self,
         turned: list[list[Any]],
-        weights: Callable[[int, int], list[Any]],
+        weights: Callable[[int, int], Any],
         steps: tuple[int, int, int],
         galois: Any,
     ) -> Any:
@@ -159,20 +161,26 @@ class PackedEvaluator:
             part = None
             for which, inputs in enumerate(turned):
                 for r in range(baby):
-                    for plain in weights(which, g * baby + r):
-                        product = evaluator.multiply_plain(inputs[r], plain)
-                        self.counts.ct_pt += 1
-                        if part is None:
-                            part = product
-                        else:
-                            product.scale(part.scale())
-                            evaluator.add_inplace(part, product)
+                    plain = weights(which, g * baby + r)
+                    if plain.is_zero():
+                        continue  # SEAL refuses a product that is zero for everyone
+                    product = evaluator.multiply_plain(inputs[r], plain)
+                    self.counts.ct_pt += 1
+                    if part is None:
+                        part = product
+                    else:
+                        product.scale(part.scale())
+                        evaluator.add_inplace(part, product)
+            if part is None:
+                continue
             if g:
                 part = self._rotate(part, g * baby * unit, galois)
             if total is None:
                 total = part
             else:
                 evaluator.add_inplace(total, part)
+        if total is None:
+            raise InputError("every weight of a layer is zero: this model answers the same for all inputs")
         return total
 
     def _rotate(self, x: Any, turn: int, galois: Any) -> Any:
@@ -188,7 +196,7 @@ class PackedEvaluator:
         for chunk in range(packing.chunks):
             part = W[:, chunk * packing.span : (chunk + 1) * packing.span]
             table = np.zeros((packing.block, packing.span))
-            table[: part.shape[0], : part.shape[1]] = part
+            table[self._positions, : part.shape[1]] = part
             row = []
             for r in range(packing.diagonals):
                 weights = np.where(counts[r], table[unit, met[r]], 0.0)
@@ -196,16 +204,11 @@ class PackedEvaluator:
             out.append(row)
         return out
 
-    def _units(self, values: Array) -> Array:
-        out = np.zeros(self.packing.block)
-        out[: values.size] = values
+    def _placed(self, columns: Array) -> Array:
+        """Columns per unit (r, m) to columns per position of a block (r, block)."""
+        out = np.zeros((columns.shape[0], self.packing.block))
+        out[:, self._positions] = columns
         return out
 
     def _encode(self, values: Array, scale: float, level: Any) -> Any:
         return self.context.encode(np.repeat(values, self.packing.samples), scale, level)
-
-
-def _padded(matrix: Array, columns: int) -> Array:
-    out = np.zeros((matrix.shape[0], columns))
-    out[:, : matrix.shape[1]] = matrix
-    return out
