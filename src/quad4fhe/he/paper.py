@@ -60,9 +60,9 @@ def quad(alpha: float, beta: float, eta: float) -> Activation:
     return Activation("Quad", (eta, beta, alpha))
 
 
-def paper_chain(ring: int, depth: int, log2_scale: int = 40) -> Chain:
-    """{60, scale x depth, 60}."""
-    return chain(ring, (60, *(log2_scale,) * depth), 60)
+def paper_chain(ring: int, depth: int, log2_scale: int = 40, ends: int = 60) -> Chain:
+    """{60, scale x depth, 60}; smaller rings have no room for first and special primes of 60 bits."""
+    return chain(ring, (ends, *(log2_scale,) * depth), ends)
 
 
 class PaperCircuit:
@@ -71,11 +71,20 @@ class PaperCircuit:
     `seconds` holds the CPU time of the last evaluation by block: product, activation, output.
     """
 
-    def __init__(self, mlp: MLP, activation: Activation, *, ring: int = 2**14, depth: int = 4, log2_scale: int = 40):
+    def __init__(
+        self,
+        mlp: MLP,
+        activation: Activation,
+        *,
+        ring: int = 2**14,
+        depth: int = 4,
+        log2_scale: int = 40,
+        ends: int = 60,
+    ) -> None:
         if activation.depth > depth:
             raise InputError(f"{activation.name} needs depth {activation.depth}, this chain has {depth}")
         self.mlp, self.activation = mlp, activation
-        self.chain = paper_chain(ring, depth, log2_scale)
+        self.chain = paper_chain(ring, depth, log2_scale, ends)
         self.context = Context(self.chain)
         self.key = SecretKey(self.context)
         self.scale = 2.0**log2_scale
