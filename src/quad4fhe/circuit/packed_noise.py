@@ -46,9 +46,10 @@ def hidden_variance(packing: Packing, made: Chain, norms: Array) -> Array:
     baby, small = split_steps(packing.diagonals)[0], split_steps(packing.columns)[0]
     fresh = COEFFICIENT_VARIANCE * made.ring / 2 + (1 - 1 / baby) * high
     gain = np.repeat(np.tile(norms / packing.blocks, packing.blocks), samples)
-    variance = fresh * gain + rounding_variance(made.ring)
+    variance = fresh * gain
     for turn in packing.turns()["blocks"]:
-        variance = variance + np.roll(variance, -turn * samples) + low
+        variance = variance + np.roll(variance, -turn * samples)
+    variance = variance + rounding_variance(made.ring)
     # Only the linear part uses the turned y; half of it is a fair share between the two.
     variance = variance + (1 - 1 / small) * low / 2
     return variance.reshape(packing.width, samples)[: packing.block]

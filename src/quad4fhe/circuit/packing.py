@@ -148,5 +148,5 @@ class Packing:
     def rotations(self) -> tuple[int, int]:
         """How many rotations are made before and after the rescale; `small` turns y and y*y both."""
         count = {stage: len(turns) for stage, turns in self.turns().items()}
-        after = count["blocks"] + 2 * count["small"] + count["large"] + count["window"]
-        return count["baby"] * self.chunks + count["giant"], after
+        after = 2 * count["small"] + count["large"] + count["window"]
+        return count["baby"] * self.chunks + count["giant"] + count["blocks"], after

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from quad4fhe._arrays import Array
-from quad4fhe.circuit.plan import Fitted, Plan, plan
+from quad4fhe.circuit.plan import Fitted, Layout, Plan, plan
 from quad4fhe.errors import InputError
 from quad4fhe.he.paper import Activation, PaperCircuit
 from quad4fhe.he.session import connect
 from quad4fhe.mlp import MLP, decide
 
 SWEEP = (25, 30, 35, 40, 45)
+LAYOUTS: tuple[Layout, ...] = ("batch", "packed")
 
 
 @dataclass(frozen=True)
@@ -154,11 +155,8 @@ def minimum_configuration(
 
 def minimum_plan(fit: Fitted, X: Array, y: Array | None = None, X_cal: Array | None = None) -> list[Outcome]:
     """The folded circuit in both layouts, strict: the rows below the paper's grid."""
-    rows = []
-    for layout in ("batch", "packed"):
-        made = plan(fit, samples=len(X), layout=layout, X=X_cal)  # type: ignore[arg-type]  # a tuple of literals
-        rows.append(run_plan(fit, made, X, y))
-    return rows
+    plans = [plan(fit, samples=len(X), layout=layout, X=X_cal) for layout in LAYOUTS]
+    return [run_plan(fit, made, X, y) for made in plans]
 
 
 def table(outcomes: Iterable[Outcome]) -> str:

@@ -41,6 +41,7 @@ def calibrate(name: str = "this") -> Machine:
     plain = turner.context.encode(values, 2.0**40)
     evaluator = turner.context.evaluator
     primes = len(switching.primes)
+    switched = switching.ring * primes
     return Machine(
         name=name,
         multiply=1e9 * product / (_UNITS * _FEATURES * 2 * _TILE),
@@ -50,7 +51,7 @@ def calibrate(name: str = "this") -> Machine:
         rotate=1e9
         * _best(lambda: evaluator.rotate_vector(turned, 1, galois))
         / (switching.ring * primes * (primes + 1)),
-        plain=1e9 * _best(lambda: evaluator.multiply_plain(turned, plain)) / (switching.ring * primes),
+        plain=1e9 * _best(lambda: evaluator.multiply_plain(turned, plain)) / switched,
     )
 
 

@@ -1,6 +1,6 @@
 """Layout `packed`: one query, or a few interleaved, in one ciphertext; answered with few rotations.
 
-Decides the order of SEAL operations: diagonals, one rescale, sum over blocks, square, relinearise, windows, and no
+Decides the order of SEAL operations: diagonals, sum over blocks, the one rescale, square, relinearise, windows, and no
 last rescale. Where things lie is in `circuit.packing`; keys and ciphertexts are SEAL's.
 """
 
@@ -120,12 +120,13 @@ class PackedEvaluator:
             (baby, giant, 1),
             galois,
         )
+        # Before the rescale: turning costs a prime more there, but its noise is divided away with that prime.
+        for turn in packing.turns()["blocks"]:
+            evaluator.add_inplace(hidden, self._rotate(hidden, turn, galois))
         # The plaintexts of the first product are encoded at the prime that is dropped here, so the scale is exact.
         evaluator.rescale_to_next_inplace(hidden)
         self.counts.rescales += 1
         hidden.scale(2.0**scales.x)
-        for turn in packing.turns()["blocks"]:
-            evaluator.add_inplace(hidden, self._rotate(hidden, turn, galois))
         evaluator.add_plain_inplace(hidden, self._bias)
         squares = evaluator.square(hidden)
         evaluator.relinearize_inplace(squares, relin)
