@@ -33,6 +33,7 @@ from quad4fhe import MLP, QuadraticModel
 from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.circuit.simulate import run
 from quad4fhe.he.bench import minimum_configuration, minimum_plan, precision_sweep, table
+from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.paper import SQUARE, Activation, PaperCircuit, quad
 from quad4fhe.he.session import connect
 from quad4fhe.mlp import decide
@@ -128,6 +129,8 @@ def batch_times(fit: Fit, made: Plan, X: Floats) -> dict[str, Any]:
         "client_us": 1e6 * (encrypting + decrypting) / n,
         "upload_bytes": made.forecast.upload_bytes,
         "download_bytes": made.forecast.download_bytes,
+        "forecast_server_us": 1e6 * made.forecast.server_seconds / made.samples,
+        "forecast_client_us": 1e6 * made.forecast.client_seconds / made.samples,
         "bare_us": 1e6 * bare / n,
         "server_over_bare": serving / bare,
     }
@@ -218,7 +221,7 @@ def decisions(name: str, data: Path) -> list[dict[str, Any]]:
     outside = int(((X_test < own[0]) | (X_test > own[1])).any(axis=1).sum())
     rows = []
     for precision in ("strict", "fast"):
-        made = plan(fit, samples=len(X_test), layout="batch", precision=precision, X=X_cal)  # type: ignore[arg-type]
+        made = plan(fit, samples=len(X_test), layout="batch", precision=precision, X=X_cal)
         client, server = connect(fit, made)
         found = run(client, server, X_test)
         plain = model.logits(X_test)
@@ -250,10 +253,14 @@ def size_row(name: str, mlp: MLP, coefficients: tuple[float, float, float], X: F
     """One network size: layout batch (fast and strict) against the paper's circuit and the bare products."""
     model = QuadraticModel.shared(mlp, *coefficients)
     fit = fit_of(model, X_cal, np.vstack([X_cal, X]))
+    machine = calibrate()
     paper = paper_times(mlp, quad(*coefficients), X, 4)
     row: dict[str, Any] = {"size": f"{mlp.features}-{mlp.units}-{mlp.outputs}", "paper": paper}
     for precision in ("fast", "strict"):
-        made = plan(fit, samples=2048, layout="batch", precision=precision, X=X_cal)  # type: ignore[arg-type]
+        # As many samples as fill a request, so that the forecast a sample can be held against the measurement.
+        made = plan(fit, samples=2048, layout="batch", precision=precision, X=X_cal)
+        full = made.per_request
+        made = plan(fit, samples=full, layout="batch", precision=precision, X=X_cal, machine=machine)
         ours = batch_times(fit, made, X)
         ours["server_ratio"] = paper["server_us"] / ours["server_us"]
         both = ours["server_us"] + ours["client_us"]
@@ -263,7 +270,8 @@ def size_row(name: str, mlp: MLP, coefficients: tuple[float, float, float], X: F
             f"{name} {row['size']} {precision}: N={ours['ring']} primes={ours['primes']} {ours['form']} "
             f"server {ours['server_us']:.1f} us, client {ours['client_us']:.1f} us a sample; paper "
             f"{paper['server_us'] / 1e3:.2f} ms; server x{ours['server_ratio']:.0f}, total x{ours['total_ratio']:.0f}, "
-            f"over bare products {ours['server_over_bare']:.2f}",
+            f"over bare products {ours['server_over_bare']:.2f}; forecast {ours['forecast_server_us']:.1f} and "
+            f"{ours['forecast_client_us']:.1f} us",
             flush=True,
         )
     return row

@@ -229,8 +229,8 @@ def test_the_trained_models_keep_their_decisions_in_simulation(trained, name: st
 
 
 def test_padding_and_weak_units_take_the_noisiest_slots_of_layout_packed() -> None:
-    packing = Packing(4096, 1, 8, 100, 3)
-    model = random_model(8, 100, 3)
+    packing = Packing(4096, 1, 128, 100, 3)
+    model = random_model(128, 100, 3)
     made = chain(8192, (58, 58, 40), 60)
     noise = hidden_variance(packing, made, np.ones(packing.block))[:, 0]
     taken = placement(model, packing, made)

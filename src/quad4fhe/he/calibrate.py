@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quad4fhe.circuit.chain import chain
 from quad4fhe.circuit.exact import exact_matrix
 from quad4fhe.circuit.forecast import Machine
 from quad4fhe.he.residues import kernels, multiply
-from quad4fhe.he.seal import Context, SecretKey
+from quad4fhe.he.seal import Context, SecretKey, words
 
 _UNITS, _FEATURES, _TILE = 256, 128, 512
 
@@ -32,7 +33,12 @@ def calibrate(name: str = "this") -> Machine:
     square = _best(lambda: kernel.square(hidden, bias, q, squares))
     key = SecretKey(Context(made))
     values = rng.normal(size=made.slots)
-    ciphertext = key.encrypt(values, 2.0**20)
+    scale = 2.0**20
+
+    def encrypt() -> NDArray[np.uint32]:
+        return words(key.encrypt(values, scale)).astype(np.uint32)
+
+    sent = encrypt()
     size = made.ring * len(made.primes)
     switching = chain(8192, (58, 58, 40), 60)
     turner = SecretKey(Context(switching))
@@ -46,8 +52,8 @@ def calibrate(name: str = "this") -> Machine:
         name=name,
         multiply=1e9 * product / (_UNITS * _FEATURES * 2 * _TILE),
         element=1e9 * square / (_UNITS * 5 * _TILE),
-        encrypt=1e9 * _best(lambda: key.encrypt(values, 2.0**20)) / size,
-        decrypt=1e9 * _best(lambda: key.decrypt(ciphertext)) / size,
+        encrypt=1e9 * _best(encrypt) / size,
+        decrypt=1e9 * _best(lambda: key.decrypt(key.context.ciphertext(sent, scale))) / size,
         rotate=1e9
         * _best(lambda: evaluator.rotate_vector(turned, 1, galois))
         / (switching.ring * primes * (primes + 1)),
