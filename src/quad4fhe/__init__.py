@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from quad4fhe.circuit.describe import describe
+from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.errors import (
     CertificateError,
     InputError,
@@ -9,6 +11,7 @@ from quad4fhe.errors import (
     Quad4FHEError,
     TargetNotReachedError,
 )
+from quad4fhe.he.session import Client, ReplyError, Server
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
 
@@ -17,9 +20,15 @@ __version__ = "0.1.0"
 __all__ = [
     "MLP",
     "CertificateError",
+    "Client",
     "InputError",
     "MissingExtraError",
+    "Plan",
     "Quad4FHEError",
     "QuadraticModel",
+    "ReplyError",
+    "Server",
     "TargetNotReachedError",
+    "describe",
+    "plan",
 ]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 import tracemalloc
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 from tests.standins import SHARED, StandInFit, random_model, random_samples, stand_in
 
 from quad4fhe import InputError, QuadraticModel
+from quad4fhe.circuit.counts import packed_counts
 from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.circuit.simulate import SimulatedClient, SimulatedServer, run
 from quad4fhe.he import batch
+from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.packed import EvaluationKeys
 from quad4fhe.he.session import Client, Reply, ReplyError, Request, Server, connect
 from quad4fhe.mlp import decide
@@ -213,10 +216,15 @@ def test_the_simulator_agrees_with_the_real_error_within_a_factor_of_two(trained
     made = plan(fit, samples=512 if layout == "batch" else 16, layout=layout, precision="fast", X=X)
     shown = X[: 512 if layout == "batch" else 32]
     exact = wanted(fit, shown)
-    client, server = connect(fit, made)
-    real = np.sqrt(((run(client, server, shown) - exact) ** 2).mean())
-    forecast = np.sqrt(((run(SimulatedClient(made), SimulatedServer(fit, made), shown) - exact) ** 2).mean())
-    assert 0.5 <= forecast / real <= 2.0
+    # Some of the noise is drawn once with a key or a plaintext, so several of each are averaged.
+    real, forecast = [], []
+    for _ in range(1 if layout == "batch" else 3):
+        client, server = connect(fit, made)
+        real.append(((run(client, server, shown) - exact) ** 2).mean())
+    for seed in range(8):
+        simulated = run(SimulatedClient(made, seed), SimulatedServer(fit, made, 100 + seed), shown)
+        forecast.append(((simulated - exact) ** 2).mean())
+    assert 0.5 <= np.sqrt(np.mean(forecast) / np.mean(real)) <= 2.0
 
 
 @pytest.mark.parametrize("name", ["breast_cancer", "diabetes"])
@@ -231,3 +239,43 @@ def test_real_encrypted_decisions_of_trained_models_are_kept(trained, name: str,
     client, server = connect(fit, made)
     changed = int((decide(run(client, server, data.X_test)) != model.decide(data.X_test)).sum())
     assert changed <= (0 if precision == "strict" else len(data.X_test) / 1000)
+
+
+def test_layout_packed_does_the_operations_its_plan_counts() -> None:
+    X = random_samples(200, 40)
+    fit = stand_in(random_model(40, 30, 9, free=True), X)
+    made = plan(fit, samples=8, layout="packed")
+    client, server = connect(fit, made)
+    server.evaluate(client.encrypt(X[:1])[0])
+    assert server._packed is not None
+    assert server._packed.counts == packed_counts(made.packing)
+
+
+def test_a_forecast_is_within_a_factor_of_three_of_the_work_done() -> None:
+    """CPU time on a shared machine: a wrong model is off by far more than three."""
+    X = random_samples(300, 60)
+    fit = stand_in(random_model(60, 128, 6), X)
+    made = plan(fit, samples=2048, layout="batch", precision="fast", X=X, machine=calibrate())
+    client, server = connect(fit, made)
+    requests = client.encrypt(X[np.arange(2048) % 300])
+    server.evaluate(requests[0])
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        for request in requests:
+            server.evaluate(request)
+        times.append(time.process_time() - start)
+    assert 1 / 3 <= made.forecast.server_seconds / min(times) <= 3
+    assert made.forecast.upload_bytes == sum(chunk.nbytes for r in requests for chunk in r.chunks)
+
+
+def test_packed_forecasts_its_bytes_exactly() -> None:
+    fit = stand_in(random_model(40, 30, 9), random_samples(200, 40))
+    made = plan(fit, samples=2, layout="packed")
+    client, server = connect(fit, made)
+    requests = client.encrypt(random_samples(2, 40).clip(*fit.box))
+    keys = client.evaluation_keys()
+    assert keys is not None
+    assert made.forecast.upload_bytes == sum(chunk.nbytes for r in requests for chunk in r.chunks)
+    assert made.forecast.download_bytes == sum(server.evaluate(request).residues.nbytes for request in requests)
+    assert keys.size == pytest.approx(made.forecast.key_bytes, rel=0.01)

@@ -60,7 +60,7 @@ def _domain(plan: Plan) -> list[str]:
     domain = plan.domain
     spare = math.log2(plan.value_chain.modulus) - plan.scales.out - math.log2(2 * domain.bound)
     lines = [
-        f"inputs: the box of the calibration set, enforced by the client; |logit| stays below {domain.logit:.4g} there "
+        f"inputs: the box in the plan, enforced by the client; |logit| stays below {domain.logit:.4g} there "
         f"(by {domain.method}; intervals alone give {domain.interval:.4g}); {spare:.2f} bits to spare before overflow"
     ]
     if domain.outlier_bits is not None and domain.outlier_bits >= 0.5:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from quad4fhe.circuit.chain import Chain
+from quad4fhe.circuit.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -85,20 +86,20 @@ def batch_forecast(
     )
 
 
-def packed_forecast(
-    chain: Chain, samples: int, per_request: int, ciphertexts: int, rotations: tuple[int, int], plains: int, keys: int,
-    machine: Machine,
-) -> Forecast:  # fmt: skip
-    """The bill of layout packed; `rotations` at the first level and after the one rescale, `keys` Galois and relin."""
+def packed_forecast(chain: Chain, samples: int, packing: Packing, machine: Machine) -> Forecast:
+    """The bill of layout packed: rotations before and after the one rescale, and plaintext products."""
     primes, ring = len(chain.primes), chain.ring
-    count = groups(samples, per_request)
+    count = groups(samples, packing.samples)
     low = primes - 1
-    switch = rotations[0] * primes * (primes + 1) + (rotations[1] + 1) * low * (low + 1)
+    before, after = packing.rotations()
+    switch = before * primes * (primes + 1) + (after + 1) * low * (low + 1)
+    plains = packing.diagonals * packing.chunks + 2 * packing.columns
     server = ring * (switch * machine.rotate + plains * primes * machine.plain)
-    client = ring * (ciphertexts * primes * machine.encrypt + low * machine.decrypt)
+    client = ring * (packing.chunks * primes * machine.encrypt + low * machine.decrypt)
+    keys = len(packing.steps()) + 1
     return Forecast(
         machine=machine.name,
-        upload_bytes=count * ciphertexts * 2 * primes * ring * 8,
+        upload_bytes=count * packing.chunks * 2 * primes * ring * 8,
         download_bytes=count * 2 * low * ring * 8,
         key_bytes=keys * primes * 2 * (primes + 1) * ring * 8,
         client_seconds=count * client * 1e-9,

@@ -43,21 +43,28 @@ def hidden_variance(packing: Packing, made: Chain, norms: Array) -> Array:
     """
     samples, primes = packing.samples, len(made.primes)
     high, low = switch_variance(made, primes), switch_variance(made, primes - 1)
-    baby, small = split_steps(packing.diagonals)[0], split_steps(packing.columns)[0]
-    fresh = COEFFICIENT_VARIANCE * made.ring / 2 + (1 - 1 / baby) * high
+    (baby, giant), small = split_steps(packing.diagonals), split_steps(packing.columns)[0]
+    # A giant step carries the noise of its inputs along, so each unit sees one slot of every step.
+    carried = np.mean([np.roll(high, -g * baby * samples) for g in range(giant)], axis=0)
+    fresh = COEFFICIENT_VARIANCE * made.ring / 2 + (1 - 1 / baby) * carried
     gain = np.repeat(np.tile(norms / packing.blocks, packing.blocks), samples)
     variance = fresh * gain
     for turn in packing.turns()["blocks"]:
         variance = variance + np.roll(variance, -turn * samples)
     variance = variance + rounding_variance(made.ring)
-    # Only the linear part uses the turned y; half of it is a fair share between the two.
-    variance = variance + (1 - 1 / small) * low / 2
-    return variance.reshape(packing.width, samples)[: packing.block]
+    # Only the linear part uses the turned y, but counting it for both errs on the safe side.
+    variance = variance + (1 - 1 / small) * low
+    out: Array = variance.reshape(packing.width, samples)[: packing.block]
+    return out
 
 
 def plain_deviation(ring: int) -> float:
-    """Of a slot of an encoded plaintext, in units of 1/scale: its coefficients are rounded, whatever their number."""
-    return math.sqrt(ring / 24)
+    """Of a slot of an encoded plaintext, in units of 1/scale: all N coefficients are rounded, whatever they hold.
+
+    Real slots have coefficients in pairs of equal size that round alike, so nothing of the error goes to the imaginary
+    part: N/12, not half of it. Vector plaintexts need a far larger scale than integers do.
+    """
+    return math.sqrt(ring / 12)
 
 
 def placement(model: QuadraticModel, packing: Packing, made: Chain) -> Indices:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.chain import RINGS, SECURE_BITS, Chain, chain, smallest_prime
-from quad4fhe.circuit.error import Errors, Sensitivity, batch_errors, difference, slot_noise
+from quad4fhe.circuit.error import Errors, Sensitivity, batch_errors, box_error, difference, slot_noise
 from quad4fhe.circuit.exact import EXACT, LARGEST_PRIME_BITS, ExactMatrix, NotExactError, exact_matrix, residue_bound
 from quad4fhe.circuit.fold import Circuit, Form, fold
 from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, batch_forecast
@@ -30,7 +30,9 @@ def search_batch(question: Question, form: Form) -> Choice:
     largest = bound(circuit, question.box)
     target = Target.of(question, circuit, largest)
     reach = math.log2(2 * GUARD * max(largest.logit, SMALLEST_BOUND))
-    inflate, fallback = 1.0, None
+    inflate = 1.0
+    nearest: Choice | None = None
+    coarse: tuple[float, _Candidate, Scales] | None = None
     for candidate in sorted(_candidates(question, circuit, reach), key=lambda c: c.cost):
         scales = candidate.scales(target.at)
         if scales is None:
@@ -38,8 +40,8 @@ def search_batch(question: Question, form: Form) -> Choice:
         errors = batch_errors(scales, candidate.ring)
         if not target.met(errors, inflate):
             size = float(target.at.deviation(errors).mean())
-            if fallback is None or size < fallback[0]:
-                fallback = (size, candidate, scales)
+            if coarse is None or size < coarse[0]:
+                coarse = (size, candidate, scales)
             continue
         choice, over = _checked(target, candidate, scales)
         if choice is None:
@@ -47,10 +49,12 @@ def search_batch(question: Question, form: Form) -> Choice:
         if not choice.missed:
             return choice
         inflate = max(inflate * 1.1, over)
-    if fallback is not None:
-        choice, _ = _checked(target, fallback[1], fallback[2])
-        if choice is not None:
-            return choice
+        if nearest is None or choice.error.bound < nearest.error.bound:
+            nearest = choice
+    if nearest is None and coarse is not None:
+        nearest, _ = _checked(target, coarse[1], coarse[2])
+    if nearest is not None:
+        return nearest
     raise InputError(
         f"no secure chain up to ring {RINGS[-1]} fits: the logits can reach {largest.logit:.3g} over the box; "
         "standardise the features or narrow the box"
@@ -140,7 +144,10 @@ def _most(row_sum: float, columns: int, bits: int, limbs: int) -> float:
 
 
 def _checked(target: Target, candidate: _Candidate, scales: Scales) -> tuple[Choice | None, float]:
-    """The candidate with its weights rounded: proof of exactness, bound and error as they are. None if one fails."""
+    """The candidate with its weights rounded: proof of exactness, bound and error as they are. None if one fails.
+
+    Where noise and rounding reach further than the guard left room for, the second weights give up a bit.
+    """
     question, exact = target.question, target.circuit
     made = chain(candidate.ring, (candidate.bits,) * candidate.count)
     integers = quantise(exact, scales)
@@ -151,10 +158,12 @@ def _checked(target: Target, candidate: _Candidate, scales: Scales) -> tuple[Cho
     rounded = integers.dequantised()
     moved = bound(difference(rounded, exact), question.box, rounds=1)
     errors = batch_errors(scales, candidate.ring)
-    error, missed, over = target.forecast(rounded, moved, errors, Errors(x=errors.x))
-    slot_bound = (target.bound.logit + moved.logit + error.bound) * (1 + 1e-6)
+    random = Errors(x=errors.x)
+    # Every slot, anywhere in the box, noise and rounding included: the client refuses a reply beyond it.
+    slot_bound = (target.bound.logit + box_error(rounded, target.bound, moved, random)) * (1 + 1e-6)
     if made.modulus < 2 * slot_bound * 2.0**scales.out:
-        return None, 1.0
+        return _checked(target, candidate, replace(scales, v=scales.v - 1)) if scales.v > 2 else (None, 1.0)
+    error, missed, over = target.forecast(rounded, moved, errors, random)
     shape, samples = question.shape, question.samples
     products = (
         sum(p[0].products for p in proofs) / len(proofs),

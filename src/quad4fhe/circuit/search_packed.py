@@ -15,7 +15,7 @@ from quad4fhe.circuit.bounds import Bound, bound
 from quad4fhe.circuit.chain import Chain, chain
 from quad4fhe.circuit.error import Errors
 from quad4fhe.circuit.fold import Circuit, centred, fold
-from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, packed_forecast
+from quad4fhe.circuit.forecast import REFERENCE, packed_forecast
 from quad4fhe.circuit.packed_noise import plain_deviation, unit_variance
 from quad4fhe.circuit.packing import Packing
 from quad4fhe.circuit.quantise import Scales
@@ -65,13 +65,6 @@ def packed_slot_bound(model: QuadraticModel, circuit: Circuit, hidden: Array) ->
     return float(units.sum() + np.abs(model.c).max() + np.abs(circuit.c).max())
 
 
-def _bill(question: Question, made: Chain, packing: Packing, machine: Machine) -> Forecast:
-    plains = packing.diagonals * packing.chunks + 2 * packing.columns
-    keys = len(packing.steps()) + 1
-    turns = packing.rotations()
-    return packed_forecast(made, question.samples, packing.samples, packing.chunks, turns, plains, keys, machine)
-
-
 def _cheapest(question: Question, made: Chain) -> Packing | None:
     """As many samples a request as make the bill for all of them smallest."""
     shape, fitting = question.shape, []
@@ -80,7 +73,9 @@ def _cheapest(question: Question, made: Chain) -> Packing | None:
             fitting.append(Packing(made.slots, 1 << power, shape.features, shape.units, shape.outputs))
         except InputError:
             break
-    return min(fitting, key=lambda p: _bill(question, made, p, REFERENCE).seconds) if fitting else None
+    return (
+        min(fitting, key=lambda p: packed_forecast(made, question.samples, p, REFERENCE).seconds) if fitting else None
+    )
 
 
 def _packed(
@@ -107,5 +102,5 @@ def _packed(
         products=(1.0, 1.0, 0.0),
         error=error,
         missed=missed,
-        forecast=lambda machine: _bill(question, made, packing, machine),
+        forecast=lambda machine: packed_forecast(made, question.samples, packing, machine),
     )

@@ -64,10 +64,13 @@ class Client:
     """The side that holds the key: encrypts samples, decrypts logits, and trusts no reply that does not fit.
 
     A reply is returned only if its header names this client's plan, model, key and an open request, and if every slot
-    of it lies within the plan's bound. The second test needs no header: under a wrong key, or after any change to the
-    residues, the decrypted coefficients are uniform modulo Q, and as Q / scale >= 2 bound, all N/2 slots of one
-    output fall within the bound with probability at most (2 / sqrt(N))^(N/2), by Ball's bound on sections of the cube:
-    2^-10240 at N = 4096. It does not find a server that lies on purpose: no such claim is made.
+    of it lies within the plan's bound. The second test needs no header. Under a wrong key the decrypted coefficients
+    are (by RLWE) as good as uniform modulo Q, and as Q / scale >= 2 bound, all N/2 slots of one output fall within the
+    bound with probability at most (2 / sqrt(N))^(N/2), by Ball's bound on sections of the cube: 2^-10240 at N = 4096.
+    Damage to the residues spreads over all slots in the same way. It is no defence against a server that lies: CKKS
+    ciphertexts can be altered on purpose, and no such claim is made.
+
+    CKKS is approximate and SEAL is IND-CPA, not IND-CPA-D: what was decrypted must not be sent back to the server.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -153,7 +156,8 @@ class Server:
     """The side that holds the model: answers requests, sees only ciphertexts.
 
     Every array is checked (type, shape, each residue below its prime) before use. Evaluation keys of layout packed
-    are read by SEAL's own deserialiser, once per client.
+    are read by SEAL's own deserialiser, once per client. Replies are not re-randomised: whoever holds the key can solve
+    for the weights from enough of them, so the model is no secret to its clients.
     """
 
     def __init__(self, fit: Fitted, plan: Plan, kernel: KernelName = "auto") -> None:
