@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from quad4fhe.certificate import Certificate, Evidence, Verified, verify
+from quad4fhe.circuit.describe import describe
+from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.compare import compare
 from quad4fhe.errors import (
     CertificateError,
@@ -13,6 +15,7 @@ from quad4fhe.errors import (
     TargetNotReachedError,
 )
 from quad4fhe.fit import Fit, fit
+from quad4fhe.he.session import Client, ReplyError, Server
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomials import Comparison
 from quad4fhe.quadratic import QuadraticModel
@@ -23,17 +26,23 @@ __all__ = [
     "MLP",
     "Certificate",
     "CertificateError",
+    "Client",
     "Comparison",
     "Evidence",
     "Fit",
     "FitError",
     "InputError",
     "MissingExtraError",
+    "Plan",
     "Quad4FHEError",
     "QuadraticModel",
+    "ReplyError",
+    "Server",
     "TargetNotReachedError",
     "Verified",
     "compare",
+    "describe",
     "fit",
+    "plan",
     "verify",
 ]

@@ -1,0 +1,105 @@
+"""A plan in words.
+
+Decides how a plan is explained to someone without a cryptography degree; computes nothing that is not in the plan.
+"""
+
+from __future__ import annotations
+
+import math
+
+from quad4fhe.circuit.chain import SECURE_BITS
+from quad4fhe.circuit.forecast import groups, readable_bytes, readable_seconds
+from quad4fhe.circuit.plan import Plan
+
+_LISTED = 10  # indices of close decisions named before the rest is counted
+
+
+def describe(plan: Plan) -> str:
+    """The plan as paragraphs of plain text."""
+    return "\n".join([*_layout(plan), *_security(plan), *_domain(plan), *_error(plan), *_bill(plan)])
+
+
+def _layout(plan: Plan) -> list[str]:
+    shape = plan.shape
+    requests = groups(plan.samples, plan.per_request)
+    lines = [
+        f"{plan.samples} samples, {shape.features}-{shape.units}-{shape.outputs} network, precision {plan.precision}",
+    ]
+    if plan.layout == "batch":
+        carried = "completing the square" if plan.form == "square" else "a linear skip from the input"
+        lines.append(
+            f"layout batch: one ciphertext per feature, up to {plan.per_request} samples in its slots, "
+            f"{requests} request{'s' if requests > 1 else ''}; no evaluation keys; linear term by {carried}"
+        )
+        limbs = f"{plan.products[0]:.3g} and {plan.products[1]:.3g} exact matrix products per prime"
+        lines.append(
+            f"scales: features 2^{plan.scales.x}, first weights 2^{plan.scales.w}, second weights 2^{plan.scales.v}, "
+            f"reply 2^{plan.scales.out}; {limbs}"
+        )
+    else:
+        before, after = plan.packing.rotations()
+        lines.append(
+            f"layout packed: {plan.per_request} sample{'s' if plan.per_request > 1 else ''} a request, "
+            f"{requests} request{'s' if requests > 1 else ''} of {plan.packing.chunks} ciphertext(s); "
+            f"{before + after} rotations with {len(plan.packing.steps())} Galois keys, one relinearisation, one rescale"
+        )
+        lines.append(f"scales: features 2^{plan.scales.x}, second weights 2^{plan.scales.v}")
+    return lines
+
+
+def _security(plan: Plan) -> list[str]:
+    primes = "+".join(str(q.bit_length()) for q in plan.chain.primes)
+    allowed, special = SECURE_BITS[plan.chain.ring], plan.chain.special.bit_length()
+    return [
+        f"ring N = {plan.chain.ring}, primes of {primes} bits and a special prime of {special}: "
+        f"{plan.chain.bits} of {allowed} bits allowed for 128-bit security"
+    ]
+
+
+def _domain(plan: Plan) -> list[str]:
+    domain = plan.domain
+    spare = math.log2(plan.value_chain.modulus) - plan.scales.out - math.log2(2 * domain.bound)
+    lines = [
+        f"inputs: the box in the plan, enforced by the client; |logit| stays below {domain.logit:.4g} there "
+        f"(by {domain.method}; intervals alone give {domain.interval:.4g}); {spare:.2f} bits to spare before overflow"
+    ]
+    if domain.outlier_bits is not None and domain.outlier_bits >= 0.5:
+        lines.append(
+            f"outliers: without the outermost thousandth of each feature the bound would be {domain.outlier_bits:.1f} "
+            "bits smaller; clip them if precision is short"
+        )
+    return lines
+
+
+def _error(plan: Plan) -> list[str]:
+    error = plan.error
+    where = "over the calibration samples" if error.source == "samples" else "over the whole box"
+    lines = [
+        f"error of a deciding difference: typically {error.typical:.2g}, at most {error.bound:.2g} {where}; "
+        f"smallest calibration margin {plan.smallest_margin:.2g}"
+    ]
+    if not error.close:
+        lines.append(
+            f"all {plan.calibration} calibration decisions lie further than their error bound: none can change"
+        )
+        return lines
+    named = ", ".join(str(i) for i in error.close[:_LISTED])
+    more = f" and {len(error.close) - _LISTED} more" if len(error.close) > _LISTED else ""
+    lines.append(
+        f"{len(error.close)} of {plan.calibration} calibration decisions lie closer than the error bound "
+        f"(samples {named}{more}); expected to change: {error.changes:.2g}"
+    )
+    if plan.precision == "strict":
+        lines.append("strict could not be met: these margins are too small for any chain up to the largest ring")
+    return lines
+
+
+def _bill(plan: Plan) -> list[str]:
+    bill = plan.forecast
+    keys = f"{readable_bytes(bill.key_bytes)} of keys, once" if bill.key_bytes else "no keys"
+    each = plan.samples
+    return [
+        f"bill: {readable_bytes(bill.upload_bytes)} up, {readable_bytes(bill.download_bytes)} down, {keys}",
+        f"time on the {bill.machine} machine, one core: client {readable_seconds(bill.client_seconds)}, server "
+        f"{readable_seconds(bill.server_seconds)} ({readable_seconds(bill.seconds / each)} a sample together)",
+    ]

@@ -1,0 +1,223 @@
+"""The plan: layout, ring, chain, scales and limbs for a fit, chosen so that nobody has to.
+
+Decides every parameter that client and server must share, and refuses by construction what is insecure or could
+overflow. The search over chains is in `search_batch` and `search_packed`, the words in
+`describe`; keys and ciphertexts are left to `he`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from quad4fhe._arrays import Array, tensor
+from quad4fhe._arrays import samples as checked_samples
+from quad4fhe.circuit.bounds import bound
+from quad4fhe.circuit.chain import Chain
+from quad4fhe.circuit.domain import Domain
+from quad4fhe.circuit.error import ErrorForecast
+from quad4fhe.circuit.fold import Form, checked_box, forms, nearest_zero
+from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, Shape
+from quad4fhe.circuit.packing import Packing
+from quad4fhe.circuit.quantise import Scales
+from quad4fhe.circuit.search_batch import search_batch
+from quad4fhe.circuit.search_packed import search_packed
+from quad4fhe.circuit.target import Choice, Question
+from quad4fhe.errors import InputError
+from quad4fhe.quadratic import QuadraticModel
+
+Layout = Literal["batch", "packed"]
+Precision = Literal["strict", "fast"]
+VERSION = 1
+
+
+class Fitted(Protocol):
+    """What a plan needs to know of a fit."""
+
+    @property
+    def model(self) -> QuadraticModel:
+        """The polynomial model."""
+
+    @property
+    def box(self) -> Array:
+        """Per-feature minimum and maximum over the calibration set, shape (2, d)."""
+
+    @property
+    def margins(self) -> Array:
+        """Gap of the two largest logits of each calibration sample, or |score| for K = 1; shape (n,)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every shared parameter, as plain literals; `to_dict` and `from_dict` go through JSON and back."""
+
+    version: int
+    layout: Layout
+    precision: Precision
+    samples: int
+    shape: Shape
+    form: Form
+    chain: Chain
+    scales: Scales
+    per_request: int
+    products: tuple[float, float, float]
+    domain: Domain
+    error: ErrorForecast
+    calibration: int
+    smallest_margin: float
+    forecast: Forecast
+    model_id: str
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise InputError(f"plan version {self.version}, this library reads version {VERSION}: plan again")
+        # Overflow is silent, so a plan that could overflow must not exist, wherever it was read from.
+        if self.value_chain.modulus < 2 * self.domain.bound * 2.0**self.scales.out:
+            raise InputError("this plan could overflow: its chain is too short for its scales and domain; plan again")
+        if self.chain.slots % self.per_request:
+            raise InputError(f"{self.per_request} samples a request do not divide {self.chain.slots} slots")
+        if len(self.domain.low) != self.shape.features or len(self.domain.high) != self.shape.features:
+            raise InputError(f"the domain has {len(self.domain.low)} features, the model {self.shape.features}")
+
+    @property
+    def value_chain(self) -> Chain:
+        """The chain the final value has to fit: layout packed has dropped one prime by then."""
+        return self.chain if self.layout == "batch" else replace(self.chain, primes=self.chain.primes[:-1])
+
+    @property
+    def kept(self) -> bool:
+        """Whether no calibration decision lies closer than its error bound."""
+        return not self.error.close
+
+    @property
+    def shift(self) -> Array:
+        """What the client takes off every feature before encoding, shape (d,)."""
+        return nearest_zero(self.domain.box)
+
+    @property
+    def packing(self) -> Packing:
+        """Where things lie in layout packed."""
+        s = self.shape
+        return Packing(self.chain.slots, self.per_request, s.features, s.units, s.outputs)
+
+    @cached_property
+    def sha256(self) -> bytes:
+        """A hash of everything client and server must agree on; forecasts and counts are not part of it."""
+        fields = self.to_dict()
+        for private in ("precision", "samples", "products", "error", "calibration", "smallest_margin", "forecast"):
+            del fields[private]
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(b"quad4fhe-plan-1" + text.encode()).digest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain literals, ready for JSON."""
+        out: dict[str, Any] = msgspec.to_builtins(self)
+        return out
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        """Read a plan back; it is checked like a new one (security table, overflow)."""
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise InputError(f"not a plan of this library: {error}") from None
+
+
+def model_id(model: QuadraticModel) -> str:
+    """A hash of the numbers the server multiplies with."""
+    digest = hashlib.sha256(b"quad4fhe-quadratic-1")
+    for array in (model.W1, model.b1, model.S, model.T, model.c):
+        digest.update(np.array(array.shape, dtype="<u8").tobytes() + array.astype("<f8").tobytes())
+    return digest.hexdigest()
+
+
+def require_model(plan: Plan, model: QuadraticModel) -> None:
+    """Raise InputError unless the plan was made for this very model."""
+    found = model_id(model)
+    if found != plan.model_id:
+        raise InputError(f"this plan is for model {plan.model_id[:12]}, but the fit holds {found[:12]}: plan again")
+
+
+def plan(
+    fit: Fitted,
+    *,
+    samples: int,
+    layout: Literal["auto", "batch", "packed"] = "auto",
+    precision: Precision = "strict",
+    X: ArrayLike | None = None,
+    box: ArrayLike | None = None,
+    machine: Machine = REFERENCE,
+) -> Plan:
+    """Choose every parameter for `samples` samples.
+
+    `strict`: no calibration decision may change; `fast`: at most one in a thousand is expected to. The input domain
+    is `box`, by default the fit's own. With the calibration samples X (in the order of the fit's margins) the error
+    is forecast at each of them; without, for the whole box, which is rigorous, larger, and so costs more primes.
+    """
+    if samples < 1:
+        raise InputError(f"samples is {samples}, wanted at least 1")
+    if layout not in ("auto", "batch", "packed") or precision not in ("strict", "fast"):
+        raise InputError(f"layout {layout!r} and precision {precision!r}: wanted auto, batch or packed; strict or fast")
+    corners = checked_box(fit.box if box is None else box, fit.model.features)
+    margins = tensor("margins", fit.margins, 1)
+    points = None
+    if X is not None:
+        points = np.asarray(checked_samples("X", X, fit.model.features), dtype=np.float64)
+        if len(points) != len(margins):
+            raise InputError(f"X has {len(points)} samples, but the fit has {len(margins)} margins")
+    question = Question(fit.model, corners, margins, points, precision, samples)
+    found: list[Choice] = []
+    if layout != "packed":
+        found += [search_batch(question, form) for form in forms(fit.model)]
+    if layout != "batch":
+        found += search_packed(question)
+    if not found:
+        raise InputError(f"a model of {fit.model.units} units does not fit layout packed; take layout='batch'")
+    # A plan that keeps every decision wins over one that does not; then the cheaper one.
+    best = min(found, key=lambda choice: (choice.missed, choice.cost.seconds))
+    return _made(fit, question, best, machine)
+
+
+def _made(fit: Fitted, question: Question, choice: Choice, machine: Machine) -> Plan:
+    outliers = None
+    if question.points is not None and len(question.points) >= 1000:
+        inner = np.quantile(question.points, [0.0005, 0.9995], axis=0)
+        inner = np.stack([np.maximum(inner[0], question.box[0]), np.minimum(inner[1], question.box[1])])
+        if (inner[0] <= inner[1]).all():
+            without = bound(choice.circuit, inner).logit
+            outliers = float(np.log2(choice.bound.logit / without)) if without > 0 else None
+    margins = question.margins
+    return Plan(
+        version=VERSION,
+        layout=choice.layout,
+        precision=question.precision,
+        samples=question.samples,
+        shape=question.shape,
+        form=choice.circuit.form,
+        chain=choice.chain,
+        scales=choice.scales,
+        per_request=choice.per_request,
+        products=choice.products,
+        domain=Domain(
+            low=tuple(question.box[0].tolist()),
+            high=tuple(question.box[1].tolist()),
+            bound=choice.slot_bound,
+            logit=choice.bound.logit,
+            method=choice.bound.method,
+            interval=choice.bound.interval,
+            ellipsoid=choice.bound.ellipsoid,
+            outlier_bits=outliers,
+        ),
+        error=choice.error,
+        calibration=int(margins.size),
+        smallest_margin=float(margins.min()) if margins.size else 0.0,
+        forecast=choice.forecast(machine),
+        model_id=model_id(fit.model),
+    )

@@ -1,0 +1,1 @@
+"""The circuit under encryption: SEAL's keys and ciphertexts, and the arithmetic on their residues."""

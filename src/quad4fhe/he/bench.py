@@ -1,0 +1,195 @@
+"""The paper's encrypted experiments as functions: precision sweep and minimum feasible configuration.
+
+Decides the grids and what counts as feasible; `quad4fhe bench` calls these and prints their tables. Circuits are in
+`paper` and `session`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from quad4fhe._arrays import Array
+from quad4fhe.circuit.plan import Fitted, Layout, Plan, plan
+from quad4fhe.errors import InputError
+from quad4fhe.he.paper import Activation, PaperCircuit
+from quad4fhe.he.session import connect
+from quad4fhe.mlp import MLP, decide
+
+SWEEP = (25, 30, 35, 40, 45)
+LAYOUTS: tuple[Layout, ...] = ("batch", "packed")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A row of the search grid: ring, depth, and bits of the scale and of the first and special primes."""
+
+    ring: int
+    depth: int
+    log2_scale: int = 40
+    ends: int = 60
+
+    @property
+    def log_q(self) -> int:
+        """Bits of the whole modulus."""
+        return 2 * self.ends + self.depth * self.log2_scale
+
+
+# The paper's grid, and below it what the security table leaves for rings 2^13 and 2^12.
+PAPER_GRID = (
+    Configuration(2**14, 4),
+    Configuration(2**14, 5),
+    Configuration(2**15, 5),
+    Configuration(2**15, 6),
+)
+SMALL_GRID = (
+    Configuration(2**12, 3, log2_scale=18, ends=27),
+    Configuration(2**13, 3, log2_scale=40, ends=49),
+    Configuration(2**13, 4, log2_scale=33, ends=43),
+    Configuration(2**13, 5, log2_scale=28, ends=39),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one scheme did in one configuration; `reason` says why it is not feasible."""
+
+    scheme: str
+    ring: int
+    depth: int
+    log_q: int
+    log2_scale: int
+    feasible: bool
+    reason: str
+    samples: int
+    mismatches: int
+    accuracy: float | None
+    max_error: float
+    server_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain literals, ready for JSON."""
+        return asdict(self)
+
+
+def run_paper(mlp: MLP, activation: Activation, where: Configuration, X: Array, y: Array | None = None) -> Outcome:
+    """One scheme of the paper's circuit in one configuration, on the samples X, batch by batch."""
+
+    def refused(reason: str) -> Outcome:
+        size = (where.ring, where.depth, where.log_q, where.log2_scale)
+        return Outcome(activation.name, *size, False, reason, 0, 0, None, float("nan"), float("nan"))
+
+    try:
+        circuit = PaperCircuit(
+            mlp, activation, ring=where.ring, depth=where.depth, log2_scale=where.log2_scale, ends=where.ends
+        )
+    except InputError as error:
+        return refused(str(error))
+    found, seconds = [], 0.0
+    for start in range(0, len(X), circuit.batch):
+        part = X[start : start + circuit.batch]
+        inputs = circuit.encrypt(part)
+        begin = time.process_time()
+        try:
+            replies = circuit.evaluate(inputs)
+        except (InputError, ValueError, RuntimeError) as error:
+            return refused(f"does not complete: {error}")
+        seconds += time.process_time() - begin
+        found.append(circuit.decrypt(replies, len(part)))
+    logits, plain = np.concatenate(found), circuit.plaintext_logits(X)
+    return _outcome(activation.name, where, logits, plain, y, seconds)
+
+
+def run_plan(fit: Fitted, made: Plan, X: Array, y: Array | None = None) -> Outcome:
+    """A plan's own circuit on the samples X."""
+    client, server = connect(fit, made)
+    found, seconds = [], 0.0
+    for request in client.encrypt(X):
+        begin = time.process_time()
+        reply = server.evaluate(request)
+        seconds += time.process_time() - begin
+        found.append(client.decrypt(reply))
+    plain = fit.model.logits(X)
+    if fit.model.outputs > 1:
+        plain = plain - plain.mean(axis=1, keepdims=True)
+    where = Configuration(made.chain.ring, 3, made.scales.x, 0)
+    outcome = _outcome(f"folded {made.layout} {made.precision}", where, np.concatenate(found), plain, y, seconds)
+    return Outcome(**{**outcome.to_dict(), "log_q": made.chain.bits})
+
+
+def precision_sweep(
+    mlp: MLP,
+    activations: Iterable[Activation],
+    X: Array,
+    y: Array | None = None,
+    scales: Sequence[int] = SWEEP,
+) -> list[Outcome]:
+    """Every scheme at every log2(scale), each at its own least depth of the paper's grid."""
+    return [
+        run_paper(mlp, activation, Configuration(2**14, max(4, activation.depth), log2_scale=scale), X, y)
+        for activation in activations
+        for scale in scales
+    ]
+
+
+def minimum_configuration(
+    mlp: MLP,
+    activations: Iterable[Activation],
+    X: Array,
+    y: Array | None = None,
+    grid: Sequence[Configuration] = SMALL_GRID + PAPER_GRID,
+) -> list[Outcome]:
+    """For each scheme the rows of the grid in order, up to and including the first that is feasible."""
+    out = []
+    for activation in activations:
+        for where in grid:
+            out.append(run_paper(mlp, activation, where, X, y))
+            if out[-1].feasible:
+                break
+    return out
+
+
+def minimum_plan(fit: Fitted, X: Array, y: Array | None = None, X_cal: Array | None = None) -> list[Outcome]:
+    """The folded circuit in both layouts, strict: the rows below the paper's grid."""
+    plans = [plan(fit, samples=len(X), layout=layout, X=X_cal) for layout in LAYOUTS]
+    return [run_plan(fit, made, X, y) for made in plans]
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """The outcomes as aligned text."""
+    head = ("scheme", "N", "depth", "logQ", "scale", "feasible", "mismatch", "accuracy", "max error", "ms/sample")
+    rows = [head]
+    for o in outcomes:
+        accuracy = "" if o.accuracy is None else f"{100 * o.accuracy:.2f}"
+        each = f"{1e3 * o.server_seconds / o.samples:.3g}" if o.samples else ""
+        verdict = "yes" if o.feasible else o.reason[:40]
+        rows.append(
+            (o.scheme, str(o.ring), str(o.depth), str(o.log_q), str(o.log2_scale), verdict,
+             f"{o.mismatches}/{o.samples}", accuracy, f"{o.max_error:.1e}", each)
+        )  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _outcome(name: str, where: Configuration, logits: Array, plain: Array, y: Array | None, seconds: float) -> Outcome:
+    decisions = decide(logits)
+    mismatches = int((decisions != decide(plain)).sum())
+    accuracy = None if y is None else float((decisions == y[: len(decisions)]).mean())
+    return Outcome(
+        scheme=name,
+        ring=where.ring,
+        depth=where.depth,
+        log_q=where.log_q,
+        log2_scale=where.log2_scale,
+        feasible=mismatches == 0,
+        reason="" if mismatches == 0 else f"{mismatches} top-1 mismatches",
+        samples=len(decisions),
+        mismatches=mismatches,
+        accuracy=accuracy,
+        max_error=float(np.abs(logits - plain).max()),
+        server_seconds=seconds,
+    )

@@ -1,0 +1,71 @@
+"""A second's measurement of this machine, for the forecasts of a plan.
+
+Decides nothing about a plan's parameters; those are chosen by the reference machine, the same everywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe.circuit.chain import chain
+from quad4fhe.circuit.exact import exact_matrix
+from quad4fhe.circuit.forecast import Machine
+from quad4fhe.he.residues import kernels, multiply
+from quad4fhe.he.seal import Context, SecretKey, words
+
+_UNITS, _FEATURES, _TILE = 256, 128, 512
+
+
+def calibrate(name: str = "this") -> Machine:
+    """Measure products, kernels, encryption and key switching once each; CPU time, best of a few."""
+    made = chain(4096, (31, 31, 31))
+    q, kernel = made.primes[0], kernels()
+    rng = np.random.default_rng(0)
+    matrix = exact_matrix(rng.integers(-1000, 1000, size=(_UNITS, _FEATURES)), q)
+    operand = rng.integers(-(q // 2), q // 2, size=(_FEATURES, 2 * _TILE)).astype(np.float64)
+    hidden, squares = np.empty((_UNITS, 2, _TILE)), np.empty((_UNITS, 3, _TILE))
+    flat, bias = hidden.reshape(_UNITS, -1), np.zeros(_UNITS)
+    product = _best(lambda: multiply(matrix, operand, flat, kernel))
+    square = _best(lambda: kernel.square(hidden, bias, q, squares))
+    key = SecretKey(Context(made))
+    values = rng.normal(size=made.slots)
+    scale = 2.0**20
+
+    def encrypt() -> NDArray[np.uint32]:
+        return words(key.encrypt(values, scale)).astype(np.uint32)
+
+    sent = encrypt()
+    size = made.ring * len(made.primes)
+    switching = chain(8192, (58, 58, 40), 60)
+    turner = SecretKey(Context(switching))
+    galois = turner.context.galois_keys(turner.galois_keys([1]))
+    turned = turner.encrypt(values, 2.0**40)
+    plain = turner.context.encode(values, 2.0**40)
+    evaluator = turner.context.evaluator
+    primes = len(switching.primes)
+    switched = switching.ring * primes
+    return Machine(
+        name=name,
+        multiply=1e9 * product / (_UNITS * _FEATURES * 2 * _TILE),
+        element=1e9 * square / (_UNITS * 5 * _TILE),
+        encrypt=1e9 * _best(encrypt) / size,
+        decrypt=1e9 * _best(lambda: key.decrypt(key.context.ciphertext(sent, scale))) / size,
+        rotate=1e9
+        * _best(lambda: evaluator.rotate_vector(turned, 1, galois))
+        / (switching.ring * primes * (primes + 1)),
+        plain=1e9 * _best(lambda: evaluator.multiply_plain(turned, plain)) / switched,
+    )
+
+
+def _best(step: Callable[[], object], repeats: int = 9) -> float:
+    step()
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        step()
+        times.append(time.process_time() - start)
+    return min(times)

@@ -1,0 +1,282 @@
+"""The paper's circuit by plain SEAL calls: the baseline every ratio is taken against.
+
+Decides nothing of its own: interleaved packing, baby-step giant-step product over chunks of features, the activation by
+powers with its coefficients as separate products, and a rotate-and-sum for each class, as Section VII describes. Only
+its scales are kept exact, so that it errs no more than it must.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quad4fhe._arrays import Array
+from quad4fhe.circuit.chain import Chain, chain
+from quad4fhe.circuit.counts import Counts
+from quad4fhe.circuit.packing import power_of_two
+from quad4fhe.errors import InputError
+from quad4fhe.he.packed import EvaluationKeys
+from quad4fhe.he.seal import Context, SecretKey
+from quad4fhe.mlp import MLP
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A polynomial that stands for the ReLU: monomial coefficients, constant first."""
+
+    name: str
+    coefficients: tuple[float, ...]
+
+    @property
+    def degree(self) -> int:
+        """The degree, at most 7."""
+        return len(self.coefficients) - 1
+
+    @property
+    def depth(self) -> int:
+        """Multiplications in a row the whole circuit needs with it: 3 for a bare square, 4 to degree 3, 5 to 7."""
+        if self.degree > 7 or self.degree < 2:
+            raise InputError(f"{self.name} has degree {self.degree}, the circuit takes 2 to 7")
+        if self.coefficients == (0.0, 0.0, 1.0):
+            return 3
+        return 4 if self.degree <= 3 else 5
+
+    def __call__(self, u: Array) -> Array:
+        """The polynomial in the clear."""
+        out: Array = np.polynomial.polynomial.polyval(u, np.array(self.coefficients))
+        return out
+
+
+SQUARE = Activation("Square", (0.0, 0.0, 1.0))
+
+
+def quad(alpha: float, beta: float, eta: float) -> Activation:
+    """The paper's quadratic."""
+    return Activation("Quad", (eta, beta, alpha))
+
+
+def paper_chain(ring: int, depth: int, log2_scale: int = 40, ends: int = 60) -> Chain:
+    """{60, scale x depth, 60}; smaller rings have no room for first and special primes of 60 bits."""
+    return chain(ring, (ends, *(log2_scale,) * depth), ends)
+
+
+class PaperCircuit:
+    """MLP with a polynomial activation on one chain: client and server in one object, timed apart by the caller.
+
+    `seconds` holds the CPU time of the last evaluation by block: product, activation, output.
+    """
+
+    def __init__(
+        self,
+        mlp: MLP,
+        activation: Activation,
+        *,
+        ring: int = 2**14,
+        depth: int = 4,
+        log2_scale: int = 40,
+        ends: int = 60,
+    ) -> None:
+        if activation.depth > depth:
+            raise InputError(f"{activation.name} needs depth {activation.depth}, this chain has {depth}")
+        self.mlp, self.activation = mlp, activation
+        self.chain = paper_chain(ring, depth, log2_scale, ends)
+        self.context = Context(self.chain)
+        self.key = SecretKey(self.context)
+        self.scale = 2.0**log2_scale
+        self.counts = Counts()
+        self.seconds: dict[str, float] = {}
+        self.width = power_of_two(mlp.units)
+        self.batch = self.chain.slots // self.width
+        if self.batch < 1:
+            raise InputError(f"{mlp.units} units do not fit {self.chain.slots} slots")
+        self.span = min(self.width, power_of_two(mlp.features))
+        self.chunks = -(-mlp.features // self.span)
+        self._baby = math.ceil(math.sqrt(self.span))
+        self._giant = -(-self.span // self._baby)
+        self._diagonals = [self._chunk_diagonals(chunk) for chunk in range(self.chunks)]
+        self._bias = self._encode(_padded(mlp.b1, self.width), self.scale, 1)
+        self._output_level = activation.depth - 1
+        q = self._prime(self._output_level)
+        self._classes = [self._encode(_padded(row, self.width), float(q), self._output_level) for row in mlp.W2]
+        self._constants = [self._encode(np.full(self.width, b), self.scale, activation.depth) for b in mlp.b2]
+        keys = EvaluationKeys(self.key.relin_keys(), self.key.galois_keys(self._steps()))
+        self.key_bytes = keys.size
+        self._relin = self.context.relin_keys(keys.relin)
+        self._galois = self.context.galois_keys(keys.galois)
+
+    def plaintext_logits(self, X: Array) -> Array:
+        """The same polynomial network in the clear, (n, K)."""
+        out: Array = self.activation(self.mlp.hidden(X)) @ self.mlp.W2.T + self.mlp.b2
+        return out
+
+    def encrypt(self, X: Array) -> list[Any]:
+        """At most `batch` samples, one ciphertext per chunk of features."""
+        if len(X) > self.batch:
+            raise InputError(f"{len(X)} samples, one batch holds {self.batch}")
+        rows = np.zeros((self.batch, self.chunks * self.span))
+        rows[: len(X), : X.shape[1]] = X
+        self.counts = Counts(encryptions=self.chunks, depth=self.activation.depth)
+        repeat = self.width // self.span
+        return [
+            self.key.encrypt(np.tile(rows[:, c * self.span : (c + 1) * self.span], repeat).T.ravel(), self.scale)
+            for c in range(self.chunks)
+        ]
+
+    def decrypt(self, replies: list[Any], n: int) -> Array:
+        """Logits (n, K) from one ciphertext per class."""
+        return np.stack([self.key.decrypt(reply)[:n] for reply in replies], axis=1)
+
+    def evaluate(self, inputs: list[Any]) -> list[Any]:
+        """One ciphertext per class."""
+        start = time.process_time()
+        hidden = self._product(inputs)
+        middle = time.process_time()
+        active = self._activate(hidden)
+        late = time.process_time()
+        out = [self._output(active, k) for k in range(self.mlp.outputs)]
+        self.seconds = {"product": middle - start, "activation": late - middle, "output": time.process_time() - late}
+        return out
+
+    def _product(self, inputs: list[Any]) -> Any:
+        evaluator = self.context.evaluator
+        total = None
+        for diagonals, x in zip(self._diagonals, inputs, strict=True):
+            turned = [x] + [self._rotate(x, r) for r in range(1, min(self._baby, self.span))]
+            for g in range(self._giant):
+                part = None
+                for r in range(min(self._baby, self.span - g * self._baby)):
+                    term = evaluator.multiply_plain(turned[r], diagonals[g * self._baby + r])
+                    self.counts.ct_pt += 1
+                    part = term if part is None else evaluator.add(part, term)
+                part = self._rotate(part, g * self._baby) if g else part
+                total = part if total is None else evaluator.add(total, part)
+        self._rescale(total, self.scale)
+        evaluator.add_plain_inplace(total, self._bias)
+        return total
+
+    def _activate(self, x: Any) -> Any:
+        """By powers: c0 + c1 x + c2 x2 + (c3 x) x2 + x4 (c4 + c5 x + c6 x2 + (c7 x) x2), three levels for degree 7."""
+        c = (*self.activation.coefficients, *(0.0,) * 7)[:8]
+        square = self._multiply(x, x)
+        if self.activation == SQUARE:
+            return square
+        low = self._cubic(x, square, c[:4], self.scale)
+        if low is None:
+            raise InputError(f"a scale of 2^{math.log2(self.scale):.0f} rounds {self.activation.name} to a constant")
+        if self.activation.degree <= 3:
+            return low
+        fourth = self._multiply(square, square)
+        # The upper half is given the scale that its product with x4 brings back to the common one.
+        high = self._cubic(x, square, c[4:], self.scale * self._prime(3) / fourth.scale())
+        # On a symmetric interval the odd part of a ReLU is x/2, and the upper half may be the constant c4 alone.
+        top = self._scaled(fourth, c[4], self.scale, 3) if high is None else self._multiply(high, fourth)
+        if top is None:
+            self.context.evaluator.mod_switch_to_inplace(low, self.context.level(4))
+            return low
+        self.context.evaluator.mod_switch_to_inplace(low, top.parms_id())
+        top.scale(self.scale)
+        self.context.evaluator.add_inplace(top, low)
+        return top
+
+    def _cubic(self, x: Any, square: Any, c: Sequence[float], scale: float) -> Any:
+        """c0 + c1 x + c2 x^2 + (c3 x) x^2 two levels below x, at the given scale; None if only c0 is left of it."""
+        evaluator, level = self.context.evaluator, 3
+        terms = []
+        left = self._scaled(x, c[3], scale * self._prime(2) / square.scale(), 1)
+        if left is not None:
+            terms.append(self._multiply(left, square))
+        terms.append(self._scaled(square, c[2], scale, 2))
+        terms.append(self._scaled(evaluator.mod_switch_to(x, self.context.level(2)), c[1], scale, 2))
+        terms = [term for term in terms if term is not None]
+        if not terms:
+            return None
+        total = terms[0]
+        total.scale(scale)
+        for term in terms[1:]:
+            term.scale(scale)
+            evaluator.add_inplace(total, term)
+        evaluator.add_plain_inplace(total, self._encode(np.full(self.width, c[0]), scale, level))
+        return total
+
+    def _output(self, active: Any, k: int) -> Any:
+        evaluator = self.context.evaluator
+        out = evaluator.multiply_plain(active, self._classes[k])
+        self.counts.ct_pt += 1
+        if self.activation == SQUARE:
+            # The square still has its own scale; only the bias must follow it.
+            self._rescale(out, out.scale() / self._prime(self._output_level))
+        else:
+            self._rescale(out, self.scale)
+        turn = self.width // 2
+        while turn:
+            evaluator.add_inplace(out, self._rotate(out, turn))
+            turn //= 2
+        bias = self._constants[k]
+        if out.scale() != self.scale:
+            bias = self._encode(np.full(self.width, self.mlp.b2[k]), out.scale(), self.activation.depth)
+        evaluator.add_plain_inplace(out, bias)
+        return out
+
+    def _multiply(self, left: Any, right: Any) -> Any:
+        evaluator = self.context.evaluator
+        out = evaluator.square(left) if left is right else evaluator.multiply(left, right)
+        evaluator.relinearize_inplace(out, self._relin)
+        self.counts.ct_ct += 1
+        self.counts.relinearisations += 1
+        evaluator.rescale_to_next_inplace(out)
+        self.counts.rescales += 1
+        return out
+
+    def _scaled(self, x: Any, factor: float, scale: float, level: int) -> Any:
+        """factor * x, rescaled to exactly `scale`; None where the factor rounds to zero at its scale."""
+        plain_scale = scale * self._prime(level) / x.scale()
+        if abs(factor) * plain_scale < 0.5:
+            return None
+        plain = self._encode(np.full(self.width, factor), plain_scale, level)
+        out = self.context.evaluator.multiply_plain(x, plain)
+        self.counts.ct_pt += 1
+        self._rescale(out, scale)
+        return out
+
+    def _rescale(self, x: Any, scale: float) -> None:
+        self.context.evaluator.rescale_to_next_inplace(x)
+        self.counts.rescales += 1
+        x.scale(scale)
+
+    def _rotate(self, x: Any, turn: int) -> Any:
+        self.counts.rotations += 1
+        return self.context.evaluator.rotate_vector(x, turn * self.batch, self._galois)
+
+    def _prime(self, level: int) -> int:
+        """The prime that a rescale at this level drops."""
+        return self.chain.primes[len(self.chain.primes) - 1 - level]
+
+    def _steps(self) -> list[int]:
+        turns = set(range(1, min(self._baby, self.span))) | {g * self._baby for g in range(1, self._giant)}
+        turns |= {1 << i for i in range(self.width.bit_length() - 1)}
+        return sorted(turn * self.batch for turn in turns)
+
+    def _chunk_diagonals(self, chunk: int) -> list[Any]:
+        part = np.zeros((self.width, self.span))
+        block = self.mlp.W1[:, chunk * self.span : (chunk + 1) * self.span]
+        part[: block.shape[0], : block.shape[1]] = block
+        j = np.arange(self.width)
+        out = []
+        for r in range(self.span):
+            weights = part[j, (j + r) % self.span]
+            out.append(self._encode(np.roll(weights, r // self._baby * self._baby), float(self._prime(0)), 0))
+        return out
+
+    def _encode(self, values: Array, scale: float, level: int) -> Any:
+        return self.context.encode(np.repeat(values, self.batch), scale, self.context.level(level))
+
+
+def _padded(values: Array, size: int) -> Array:
+    out = np.zeros(size)
+    out[: values.size] = values
+    return out

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import dataclasses
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from tests.standins import SHARED, StandInFit, random_model, random_samples, stand_in
+
+from quad4fhe import InputError, QuadraticModel
+from quad4fhe.circuit.counts import packed_counts
+from quad4fhe.circuit.plan import Plan, plan
+from quad4fhe.circuit.simulate import SimulatedClient, SimulatedServer, run
+from quad4fhe.he import batch
+from quad4fhe.he.calibrate import calibrate
+from quad4fhe.he.packed import EvaluationKeys
+from quad4fhe.he.session import Client, Reply, ReplyError, Request, Server, connect
+from quad4fhe.mlp import decide
+
+LAYOUTS = ["batch", "packed"]
+
+
+def wanted(fit: StandInFit, X: np.ndarray) -> np.ndarray:
+    logits = fit.model.logits(X)
+    return logits if logits.shape[1] == 1 else logits - logits.mean(axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def fit() -> StandInFit:
+    return stand_in(random_model(5, 16, 3), random_samples(400, 5))
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def plans(request: pytest.FixtureRequest, fit: StandInFit) -> Plan:
+    return plan(fit, samples=4, layout=request.param)
+
+
+def test_encrypted_decisions_are_the_plaintext_ones(fit: StandInFit, plans: Plan) -> None:
+    X = random_samples(9, 5, seed=3).clip(*fit.box)
+    client, server = connect(fit, plans)
+    logits = client.decrypt([server.evaluate(request) for request in client.encrypt(X)])
+    assert logits.shape == (9, 3)
+    assert np.abs(logits - wanted(fit, X)).max() <= plans.error.bound
+    assert (decide(logits) == fit.model.decide(X)).all()
+
+
+@pytest.mark.parametrize("n", [1, 2047, 2048, 2049])
+def test_any_batch_size_around_the_slots_works(n: int) -> None:
+    fit = stand_in(random_model(2, 8, 2), random_samples(100, 2))
+    made = plan(fit, samples=n, layout="batch", precision="fast")
+    assert made.chain.slots == 2048
+    client, server = connect(fit, made)
+    X = random_samples(n, 2, seed=4).clip(*fit.box)
+    found = run(client, server, X)
+    assert found.shape == (n, 2)
+    assert np.abs(found - wanted(fit, X)).max() <= made.error.bound
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_equal_batches_at_the_worst_corner_do_not_overflow(layout) -> None:
+    """Slots that are all equal put the whole value into one coefficient: the case that random batches never show."""
+    fit = stand_in(random_model(3, 12, 2, alpha=0.5), random_samples(100, 3))
+    made = plan(fit, samples=2048 if layout == "batch" else 4, layout=layout, precision="fast")
+    corners = np.array(np.meshgrid(*[[0.0, 1.0]] * 3)).reshape(3, -1).T
+    corners = np.where(corners, fit.box[1], fit.box[0])
+    worst = corners[np.abs(wanted(fit, corners)).max(axis=1).argmax()]
+    client, server = connect(fit, made)
+    X = np.repeat(worst[None], made.per_request, axis=0)
+    found = run(client, server, X)
+    assert np.abs(found - wanted(fit, X)).max() <= made.error.bound
+
+
+def test_inputs_on_every_corner_of_the_box_are_taken(fit: StandInFit, plans: Plan) -> None:
+    corners = np.array(np.meshgrid(*[[0.0, 1.0]] * 5)).reshape(5, -1).T
+    X = np.where(corners, fit.box[1], fit.box[0])
+    client, server = connect(fit, plans)
+    assert np.abs(run(client, server, X) - wanted(fit, X)).max() <= plans.error.bound
+
+
+def test_an_input_outside_the_box_is_refused_by_feature(fit: StandInFit, plans: Plan) -> None:
+    X = random_samples(4, 5).clip(*fit.box)
+    X[2, 3] = np.nextafter(fit.box[1, 3], np.inf)
+    for client in (Client(plans), SimulatedClient(plans)):
+        with pytest.raises(InputError, match=r"X\[2, 3\].*feature 3 must lie in"):
+            client.encrypt(X)
+    with pytest.raises(InputError, match="NaN"):
+        Client(plans).encrypt(np.full((1, 5), np.nan))
+    with pytest.raises(InputError, match="columns"):
+        Client(plans).encrypt(np.zeros((1, 4)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("d", "m", "K", "free", "alpha"),
+    [(1, 1, 1, False, 0.3), (1, 3, 200, True, 0.1), (7, 30, 1, True, 1e-12), (6, 20, 5, False, 1e-9)],
+)
+def test_extreme_shapes_and_coefficients_work(layout, d: int, m: int, K: int, free: bool, alpha: float) -> None:
+    X = random_samples(200, d)
+    fit = stand_in(random_model(d, m, K, free=free, alpha=alpha), X)
+    made = plan(fit, samples=3, layout=layout, precision="fast", X=X)
+    client, server = connect(fit, made)
+    found = run(client, server, X[:3])
+    assert found.shape == (3, K)
+    bound = made.error.bound if K == 1 else 4 * made.error.bound
+    assert np.abs(found - wanted(fit, X[:3])).max() <= max(bound, 1e-9)
+
+
+def test_two_thousand_features_stream_in_bounded_memory(monkeypatch) -> None:
+    d = 2000
+    X = random_samples(60, d)
+    fit = stand_in(random_model(d, 4, 2), X)
+    made = plan(fit, samples=3, layout="batch", precision="fast")
+    monkeypatch.setattr(batch, "CHUNK_BYTES", 16 * 2**20)
+    client, server = connect(fit, made)
+    tracemalloc.start()
+    found = run(client, server, X[:3])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    whole = d * 2 * len(made.chain.primes) * made.chain.ring * 4
+    assert peak < whole / 2
+    assert np.abs(found - wanted(fit, X[:3])).max() <= made.error.bound
+
+
+def answered(fit: StandInFit, made: Plan) -> tuple[Client, Server, Reply]:
+    client, server = connect(fit, made)
+    return client, server, server.evaluate(client.encrypt(random_samples(2, 5).clip(*fit.box))[0])
+
+
+def test_a_reply_for_another_key_is_detected_even_with_a_forged_header(fit: StandInFit, plans: Plan) -> None:
+    _, _, reply = answered(fit, plans)
+    stranger = Client(plans)
+    with pytest.raises(ReplyError, match="another key"):
+        stranger.decrypt(reply)
+    own = stranger.encrypt(random_samples(2, 5).clip(*fit.box))[0]
+    with pytest.raises(ReplyError, match="wrong key, or damaged"):
+        stranger.decrypt(dataclasses.replace(reply, header=own.header))
+
+
+def test_a_reply_of_another_plan_or_model_is_detected(fit: StandInFit, plans: Plan) -> None:
+    client, _, reply = answered(fit, plans)
+    for change, name in (({"plan": b"x" * 32}, "plan"), ({"model": "0" * 64}, "model"), ({"key": b"k" * 16}, "key")):
+        header = dataclasses.replace(reply.header, **change)
+        with pytest.raises(ReplyError, match=f"another {name}"):
+            client.decrypt(dataclasses.replace(reply, header=header))
+
+
+def test_a_reply_is_read_once_and_only_if_it_was_asked_for(fit: StandInFit, plans: Plan) -> None:
+    client, _, reply = answered(fit, plans)
+    header = dataclasses.replace(reply.header, nonce=b"n" * 16)
+    with pytest.raises(ReplyError, match="no open request"):
+        client.decrypt(dataclasses.replace(reply, header=header))
+    client.decrypt(reply)
+    with pytest.raises(ReplyError, match="read once"):
+        client.decrypt(reply)
+
+
+def test_one_changed_residue_is_detected(fit: StandInFit, plans: Plan) -> None:
+    client, _, reply = answered(fit, plans)
+    spoiled = reply.residues.copy()
+    flat = spoiled.reshape(-1)
+    flat[7] = flat[7] - 1 if flat[7] else 1
+    with pytest.raises(ReplyError, match="wrong key, or damaged"):
+        client.decrypt(dataclasses.replace(reply, residues=spoiled))
+
+
+def test_a_reply_of_the_wrong_form_is_refused_before_seal_sees_it(fit: StandInFit, plans: Plan) -> None:
+    client, _, reply = answered(fit, plans)
+    for spoiled in (reply.residues[..., :-1], reply.residues.astype(np.int64), ~np.zeros_like(reply.residues)):
+        with pytest.raises(ReplyError, match="the reply"):
+            client.decrypt(dataclasses.replace(reply, residues=spoiled))
+
+
+def test_a_server_refuses_requests_and_fits_of_another_plan(fit: StandInFit, plans: Plan) -> None:
+    client, server = connect(fit, plans)
+    request = client.encrypt(random_samples(1, 5).clip(*fit.box))[0]
+    with pytest.raises(InputError, match="another plan"):
+        server.evaluate(dataclasses.replace(request, header=dataclasses.replace(request.header, plan=b"")))
+    with pytest.raises(InputError, match="plan again"):
+        Server(stand_in(random_model(5, 16, 3, seed=9), random_samples(9, 5)), plans)
+
+
+def test_layout_packed_needs_valid_keys_of_its_client(fit: StandInFit) -> None:
+    made = plan(fit, samples=1, layout="packed")
+    client, server = Client(made), Server(fit, made)
+    request = client.encrypt(random_samples(1, 5).clip(*fit.box))[0]
+    with pytest.raises(InputError, match="register"):
+        server.evaluate(request)
+    with pytest.raises(InputError, match="evaluation_keys"):
+        server.register(client.key_id, None)
+    with pytest.raises(InputError, match="not evaluation keys"):
+        server.register(client.key_id, EvaluationKeys(b"junk", b"junk" * 50))
+    keys = client.evaluation_keys()
+    assert keys is not None
+    with pytest.raises(InputError, match="not evaluation keys"):
+        server.register(client.key_id, EvaluationKeys(keys.relin[:-1], keys.galois))
+    server.register(client.key_id, keys)
+    with pytest.raises(InputError, match="no ciphertexts"):
+        server.evaluate(Request(request.header, []))
+    with pytest.raises(InputError, match="wanted uint64"):
+        server.evaluate(Request(request.header, [next(iter(request.chunks))] * 2))
+    server.evaluate(request)
+
+
+def test_layout_batch_needs_no_keys(fit: StandInFit) -> None:
+    assert Client(plan(fit, samples=4000, layout="batch")).evaluation_keys() is None
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_simulator_agrees_with_the_real_error_within_a_factor_of_two(trained, name: str, layout) -> None:
+    data = trained(name)
+    model = QuadraticModel.shared(data.mlp, *SHARED[name])
+    X = data.X_cal[:4000].astype(np.float64)
+    fit = stand_in(model, X)
+    made = plan(fit, samples=512 if layout == "batch" else 16, layout=layout, precision="fast", X=X)
+    shown = X[: 512 if layout == "batch" else 32]
+    exact = wanted(fit, shown)
+    # Some of the noise is drawn once with a key or a plaintext, so several of each are averaged.
+    real, forecast = [], []
+    for _ in range(1 if layout == "batch" else 3):
+        client, server = connect(fit, made)
+        real.append(((run(client, server, shown) - exact) ** 2).mean())
+    for seed in range(8):
+        simulated = run(SimulatedClient(made, seed), SimulatedServer(fit, made, 100 + seed), shown)
+        forecast.append(((simulated - exact) ** 2).mean())
+    assert 0.5 <= np.sqrt(np.mean(forecast) / np.mean(real)) <= 2.0
+
+
+@pytest.mark.parametrize("name", ["breast_cancer", "diabetes"])
+@pytest.mark.parametrize("precision", ["strict", "fast"])
+def test_real_encrypted_decisions_of_trained_models_are_kept(trained, name: str, precision) -> None:
+    data = trained(name)
+    model = QuadraticModel.shared(data.mlp, *SHARED[name])
+    X = data.X_cal.astype(np.float64)
+    everything = np.vstack([X, data.X_test])
+    fit = stand_in(model, X, np.stack([everything.min(axis=0), everything.max(axis=0)]))
+    made = plan(fit, samples=len(data.X_test), layout="batch", precision=precision, X=X)
+    client, server = connect(fit, made)
+    changed = int((decide(run(client, server, data.X_test)) != model.decide(data.X_test)).sum())
+    assert changed <= (0 if precision == "strict" else len(data.X_test) / 1000)
+
+
+def test_layout_packed_does_the_operations_its_plan_counts() -> None:
+    X = random_samples(200, 40)
+    fit = stand_in(random_model(40, 30, 9, free=True), X)
+    made = plan(fit, samples=8, layout="packed")
+    client, server = connect(fit, made)
+    server.evaluate(client.encrypt(X[:1])[0])
+    assert server._packed is not None
+    assert server._packed.counts == packed_counts(made.packing)
+
+
+def test_a_forecast_is_within_a_factor_of_three_of_the_work_done() -> None:
+    """CPU time on a shared machine: a wrong model is off by far more than three."""
+    X = random_samples(300, 60)
+    fit = stand_in(random_model(60, 128, 6), X)
+    made = plan(fit, samples=2048, layout="batch", precision="fast", X=X, machine=calibrate())
+    client, server = connect(fit, made)
+    requests = client.encrypt(X[np.arange(2048) % 300])
+    server.evaluate(requests[0])
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        for request in requests:
+            server.evaluate(request)
+        times.append(time.process_time() - start)
+    assert 1 / 3 <= made.forecast.server_seconds / min(times) <= 3
+    assert made.forecast.upload_bytes == sum(chunk.nbytes for r in requests for chunk in r.chunks)
+
+
+def test_packed_forecasts_its_bytes_exactly() -> None:
+    fit = stand_in(random_model(40, 30, 9), random_samples(200, 40))
+    made = plan(fit, samples=2, layout="packed")
+    client, server = connect(fit, made)
+    requests = client.encrypt(random_samples(2, 40).clip(*fit.box))
+    keys = client.evaluation_keys()
+    assert keys is not None
+    assert made.forecast.upload_bytes == sum(chunk.nbytes for r in requests for chunk in r.chunks)
+    assert made.forecast.download_bytes == sum(server.evaluate(request).residues.nbytes for request in requests)
+    assert keys.size == pytest.approx(made.forecast.key_bytes, rel=0.01)
