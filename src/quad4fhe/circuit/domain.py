@@ -55,3 +55,11 @@ def check_inside(X: ArrayLike, domain: Domain) -> Array:
             )
         out[rows] = chunk
     return out
+
+
+def widened(box: Array, share: float) -> Array:
+    """The box (2, d) with `share` of each feature's range added on both sides."""
+    if not (np.isfinite(share) and share >= 0):
+        raise InputError(f"a box can be widened by a share of its range, 0 or more, not by {share}")
+    spread = share * (box[1] - box[0])
+    return np.stack([box[0] - spread, box[1] + spread])

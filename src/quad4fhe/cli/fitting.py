@@ -1,48 +1,23 @@
-"""The command line: parses, calls the API, prints. Every decision is taken elsewhere.
-
-Exit codes: 0 success, 1 the answer is no (a certificate that fails, a target not reached), 2 bad input.
-"""
+"""Commands on plaintext: fit, verify, compare, demo. They parse, call the API and print."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 import quad4fhe
 from quad4fhe._terminal import Reporter
+from quad4fhe.cli.app import CalibFile, FitFile, JsonFlag, ModelFile, app, print_json, print_table, say, write_text
 from quad4fhe.data.files import read_samples
-from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNotReachedError
 from quad4fhe.fit import Fit, fit
 from quad4fhe.fit.result import check_fit_path
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomials import comparison_table
-
-app = typer.Typer(
-    name="quad4fhe",
-    help="Run a trained one-hidden-layer ReLU classifier on encrypted data, keeping its decisions.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-_INTERRUPTED = 130  # what shells expect of a command ended by Ctrl-C
-_ANSWER_IS_NO = (CertificateError, FitError, TargetNotReachedError)
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-ModelFile = Annotated[
-    Path, typer.Argument(help="The model: .npz, .safetensors, .onnx, .pt or .pth.", show_default=False)
-]
-CalibFile = Annotated[
-    Path, typer.Argument(help="Calibration data: .npz (X), .npy, .csv or .parquet.", show_default=False)
-]
-FitFile = Annotated[Path, typer.Argument(help="A fit file made by `quad4fhe fit`.", show_default=False)]
 
 
 class RegimeName(StrEnum):
@@ -59,16 +34,6 @@ class ThresholdName(StrEnum):
 
     zero = "zero"
     free = "free"
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    """Run a trained one-hidden-layer ReLU classifier on encrypted data, keeping its decisions."""
-    if version:
-        typer.echo(f"quad4fhe {quad4fhe.__version__}")
-        raise typer.Exit
 
 
 @app.command("fit")
@@ -107,10 +72,10 @@ def fit_command(
         )
         fitted.save(out)
     if json:
-        _print_json({**fitted.to_dict(), "file": str(out)})
+        print_json({**fitted.to_dict(), "file": str(out)})
         return
-    _print_table("fit", fitted.summary())
-    _say(f"Written to {out}. Recheck it with: quad4fhe verify {out} {calib}")
+    print_table("fit", fitted.summary())
+    say(f"Written to {out}. Recheck it with: quad4fhe verify {out} {calib}")
 
 
 @app.command("verify")
@@ -127,9 +92,9 @@ def verify_command(
         X_cal, _ = read_samples(calib, "calibration")
         verified = quad4fhe.verify(fitted, mlp, X_cal, progress)
     if json:
-        _print_json(msgspec.to_builtins(verified))
+        print_json(msgspec.to_builtins(verified))
         return
-    _print_table("certificate holds", describe_verified(verified))
+    print_table("certificate holds", describe_verified(verified))
 
 
 @app.command("compare")
@@ -148,9 +113,9 @@ def compare_command(
         X_test, y_test = read_samples(test, "test")
         comparison = quad4fhe.compare(mlp, X_cal, X_test, y_test, seed=seed, progress=progress)
     if csv is not None:
-        _write_text(csv, comparison.to_csv())
+        write_text(csv, comparison.to_csv())
     if json:
-        _print_json(comparison.to_dict())
+        print_json(comparison.to_dict())
         return
     Console(highlight=False).print(comparison_table(comparison))
 
@@ -168,15 +133,15 @@ def demo(
     if json:
         document = {"fit": shown.fit.to_dict(), "verified": msgspec.to_builtins(shown.verified)}
         accuracy = {"relu": shown.relu_accuracy, "quadratic": shown.quadratic_accuracy}
-        _print_json({**document, "accuracy": accuracy, "files": {k: str(v) for k, v in shown.files.items()}})
+        print_json({**document, "accuracy": accuracy, "files": {k: str(v) for k, v in shown.files.items()}})
         return
-    _say("A classifier with 64 ReLU units was trained on the breast-cancer data; each ReLU became one quadratic.")
-    _print_table("fit", shown.fit.summary())
-    _print_table("certificate holds", describe_verified(shown.verified))
+    say("A classifier with 64 ReLU units was trained on the breast-cancer data; each ReLU became one quadratic.")
+    print_table("fit", shown.fit.summary())
+    print_table("certificate holds", describe_verified(shown.verified))
     accuracies = (shown.relu_accuracy, shown.quadratic_accuracy)
-    _say("Test accuracy: {:.2%} with ReLU, {:.2%} with the quadratic.".format(*accuracies))
+    say("Test accuracy: {:.2%} with ReLU, {:.2%} with the quadratic.".format(*accuracies))
     files = shown.files
-    _say(f"Try it yourself: quad4fhe fit {files['model']} {files['calibration']} --test {files['test']}")
+    say(f"Try it yourself: quad4fhe fit {files['model']} {files['calibration']} --test {files['test']}")
 
 
 def describe_verified(verified: quad4fhe.Verified) -> list[tuple[str, str]]:
@@ -189,61 +154,3 @@ def describe_verified(verified: quad4fhe.Verified) -> list[tuple[str, str]]:
         rows = len(verified.weights)
         lines.append(("impossible", f"no shared quadratic keeps all: {rows} rows contradict each other exactly"))
     return lines
-
-
-def _print_table(title: str, lines: list[tuple[str, str]]) -> None:
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in lines:
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print()
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise quad4fhe.InputError(f"can't write {path}: {error.strerror or error}") from None
-
-
-def _say(text: str) -> None:
-    Console(highlight=False, soft_wrap=True).print(text, markup=False)
-
-
-def _print_json(document: Any) -> None:
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; every error a user can cause is one line."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        code = app(args=words, prog_name="quad4fhe", standalone_mode=False)
-        if code == _INTERRUPTED:
-            raise KeyboardInterrupt
-        return code if isinstance(code, int) else 0
-    except Quad4FHEError as error:
-        return _fail(str(error), 1 if isinstance(error, _ANSWER_IS_NO) else 2, "--json" in words)
-    except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", _INTERRUPTED, "--json" in words)
-    except Exception as error:
-        # Typer reports what it could not parse with its own classes, whose package depends on its version.
-        show = getattr(error, "format_message", None)
-        if show is None:
-            raise
-        return _fail(f"{show()} (see quad4fhe --help)", 2, "--json" in words)
-
-
-def _fail(message: str, code: int, json: bool) -> int:
-    if json:
-        _print_json({"error": message, "exit_code": code})
-    sys.stderr.write(f"quad4fhe: {' '.join(message.split())}\n")
-    return code
-
-
-def entry_point() -> None:
-    """What the installed command runs."""
-    sys.exit(main())

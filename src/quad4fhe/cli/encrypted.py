@@ -1,0 +1,131 @@
+"""Commands on the encrypted side: plan, predict, bench. They parse, call the API and print."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+import quad4fhe
+from quad4fhe._terminal import Reporter
+from quad4fhe.circuit.domain import widened
+from quad4fhe.cli.app import FitFile, JsonFlag, app, print_json, print_table, say, write_text
+from quad4fhe.data.files import read_samples
+from quad4fhe.fit import Fit
+from quad4fhe.he.calibrate import calibrate
+from quad4fhe.he.predict import Prediction, predict_encrypted
+
+
+class LayoutName(StrEnum):
+    """How samples lie in ciphertexts."""
+
+    auto = "auto"
+    batch = "batch"
+    packed = "packed"
+
+
+class PrecisionName(StrEnum):
+    """What encryption may cost in decisions."""
+
+    strict = "strict"
+    fast = "fast"
+
+
+LayoutOption = Annotated[LayoutName, typer.Option(help="batch: many samples at once; packed: one quick query.")]
+PrecisionOption = Annotated[
+    PrecisionName, typer.Option(help="strict: no calibration decision may change; fast: one in a thousand may.")
+]
+WidenOption = Annotated[
+    float, typer.Option(help="Widen the input box by this share of each feature's range, on both sides.")
+]
+CalibOption = Annotated[
+    Path | None, typer.Option(help="The fit's calibration data: sharper error forecasts, so cheaper parameters.")
+]
+
+
+def _plan(
+    fitted: Fit, samples: int, layout: LayoutName, precision: PrecisionName, widen: float, calib: Path | None
+) -> quad4fhe.Plan:
+    X_cal = None if calib is None else read_samples(calib, "calibration")[0]
+    return quad4fhe.plan(
+        fitted,
+        samples=samples,
+        layout=layout.value,
+        precision=precision.value,
+        X=X_cal,
+        box=widened(fitted.box, widen),
+        machine=calibrate(),
+    )
+
+
+@app.command("plan")
+def plan_command(
+    fit_file: FitFile,
+    samples: Annotated[int, typer.Option(help="How many samples are to be scored together.")] = 2048,
+    layout: LayoutOption = LayoutName.auto,
+    precision: PrecisionOption = PrecisionName.strict,
+    widen: WidenOption = 0.0,
+    calib: CalibOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Choose every encryption parameter for FIT_FILE and say in words what it will cost and what could change."""
+    with Reporter() as progress:
+        progress("plan", 0, 0)
+        made = _plan(Fit.load(fit_file), samples, layout, precision, widen, calib)
+    if json:
+        print_json(made.to_dict())
+        return
+    say(quad4fhe.describe(made))
+
+
+@app.command("predict")
+def predict_command(
+    fit_file: FitFile,
+    data: Annotated[Path, typer.Argument(help="Samples: .npz (X, optional y), .npy, .csv or .parquet.")],
+    encrypted: Annotated[
+        bool, typer.Option("--encrypted", help="Really encrypt, evaluate and decrypt (CKKS).")
+    ] = False,
+    layout: LayoutOption = LayoutName.auto,
+    precision: PrecisionOption = PrecisionName.strict,
+    widen: WidenOption = 0.0,
+    clip: Annotated[
+        bool, typer.Option("--clip", help="Move samples outside the box to its edge and count them.")
+    ] = False,
+    calib: CalibOption = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Decide DATA with the polynomial model of FIT_FILE, in the clear or, with --encrypted, under real encryption."""
+    with Reporter() as progress:
+        fitted = Fit.load(fit_file)
+        X, y = read_samples(data, "test")
+        if encrypted:
+            made = _plan(fitted, max(1, len(X)), layout, precision, widen, calib)
+            prediction = predict_encrypted(fitted, made, X, clip=clip, progress=progress)
+        else:
+            prediction = Prediction(fitted.predict(X), fitted.model.logits(X))
+    if out is not None:
+        write_text(out, _csv(prediction))
+    if json:
+        print_json(prediction.to_dict())
+        return
+    lines = prediction.summary()
+    if y is not None:
+        lines.append(("accuracy", f"{np.mean(prediction.decisions == y):.2%} on the labels in {data.name}"))
+    agreement = float(np.mean(prediction.decisions == fitted.mlp.decide(X))) if len(X) else 1.0
+    lines.append(("agreement", f"{agreement:.2%} of the ReLU model's own decisions"))
+    print_table("prediction", lines)
+    if out is not None:
+        say(f"Decisions and logits are in {out}.")
+
+
+def _csv(prediction: Prediction) -> str:
+    outputs = prediction.logits.shape[1]
+    names = ["score"] if outputs == 1 else [f"logit_{c}" for c in range(outputs)]
+    lines = [",".join(["decision", *names])]
+    for decision, logits in zip(prediction.decisions.tolist(), prediction.logits.tolist(), strict=True):
+        lines.append(",".join([str(decision), *(repr(value) for value in logits)]))
+    return "\n".join(lines) + "\n"
