@@ -170,9 +170,10 @@ def box_error(
 class ErrorForecast:
     """What the encrypted circuit adds to the deciding difference.
 
-    `typical` is its root mean square over the points, `bound` what no point exceeds (its own bound per sample where
-    samples were at hand, else over the whole box), `changes` the expected number of changed calibration decisions,
-    `close` the calibration decisions that lie closer than their bound.
+    `typical` is its root mean square over the points, `bound` what no point exceeds but for the tail of the noise
+    beyond DEVIATIONS (its own bound per sample where samples were at hand, else over the whole box), `changes` the
+    expected number of changed calibration decisions, `close` the calibration decisions that lie closer than their
+    bound. Per sample only the two largest logits are looked at; over the box any two.
     """
 
     typical: float
