@@ -42,7 +42,7 @@ def packed_counts(packing: Packing) -> Counts:
     return Counts(
         encryptions=packing.chunks,
         ct_ct=1,
-        ct_pt=packing.diagonals * packing.chunks + 2 * packing.columns,
+        ct_pt=packing.diagonals * packing.chunks + 2 * packing.columns + (1 if packing.columns > 1 else 0),
         rotations=sum(packing.rotations()),
         relinearisations=1,
         rescales=1,

@@ -95,7 +95,9 @@ def sensitivity(circuit: Circuit, X: Array, T: Array | None = None, hidden: Arra
         parts[0].append((gradient * gradient).sum(axis=1))
         # Rounded weights: z_i slope_j each, and the rounding of t is one more feature of size 1.
         parts[1].append((1.0 + (z * z).sum(axis=1)) * (slope * slope).sum(axis=1))
-        parts[2].append((1.0 if single else 2.0) * (y**4).sum(axis=1))
+        # T's plaintexts are rounded like V's where y enters linearly.
+        carried = y**4 if T is None else y**4 + y**2
+        parts[2].append((1.0 if single else 2.0) * carried.sum(axis=1))
         if T is not None:
             slope = slope + T[first[rows]] - (0.0 if single else T[second[rows]])
         parts[3].append((slope * slope) @ share)
@@ -160,7 +162,7 @@ def box_error(
     bend = float((np.abs(rounded.V) @ (rounded.W * rounded.W).sum(axis=1)).max())
     logit += noise * slope + noise * noise * bend
     logit += DEVIATIONS * random.hidden * hidden_slope
-    logit += DEVIATIONS * random.v * float(np.linalg.norm(largest.hidden**2))
+    logit += DEVIATIONS * random.v * float(np.sqrt((largest.hidden**4 + largest.hidden**2).sum()))
     return logit * (1 if rounded.outputs == 1 else 2)
 
 
@@ -168,9 +170,10 @@ def box_error(
 class ErrorForecast:
     """What the encrypted circuit adds to the deciding difference.
 
-    `typical` is its root mean square over the points, `bound` what no point exceeds (its own bound per sample where
-    samples were at hand, else over the whole box), `changes` the expected number of changed calibration decisions,
-    `close` the calibration decisions that lie closer than their bound.
+    `typical` is its root mean square over the points, `bound` what no point exceeds but for the tail of the noise
+    beyond DEVIATIONS (its own bound per sample where samples were at hand, else over the whole box), `changes` the
+    expected number of changed calibration decisions, `close` the calibration decisions that lie closer than their
+    bound. Per sample only the two largest logits are looked at; over the box any two.
     """
 
     typical: float

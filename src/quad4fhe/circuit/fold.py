@@ -1,7 +1,7 @@
 """From a quadratic head to the circuit that runs encrypted: affine, square, affine, and at most one linear skip.
 
-Decides how the linear term T y is carried, because that decides depth, error and cost. Which of the two forms a plan
-takes is left to `plan`, integers and scales to `quantise`.
+Decides how the linear term T y is carried, because that decides depth, error and cost. Which of the two forms keeps the
+decisions at the lower cost is left to `plan`, integers and scales to `quantise`.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ def hidden_variance(packing: Packing, made: Chain, norms: Array) -> Array:
 
     `norms` are the squared row norms of W at each position (block,): noise on turned inputs comes through them.
     """
-    samples, primes = packing.samples, len(made.primes)
-    high, low = switch_variance(made, primes), switch_variance(made, primes - 1)
-    (baby, giant), small = split_steps(packing.diagonals), split_steps(packing.columns)[0]
+    samples = packing.samples
+    high = switch_variance(made, len(made.primes))
+    baby, giant = split_steps(packing.diagonals)
     # A giant step carries the noise of its inputs along, so each unit sees one slot of every step.
     carried = np.mean([np.roll(high, -g * baby * samples) for g in range(giant)], axis=0)
     fresh = COEFFICIENT_VARIANCE * made.ring / 2 + (1 - 1 / baby) * carried
@@ -52,8 +52,6 @@ def hidden_variance(packing: Packing, made: Chain, norms: Array) -> Array:
     for turn in packing.turns()["blocks"]:
         variance = variance + np.roll(variance, -turn * samples)
     variance = variance + rounding_variance(made.ring)
-    # Only the linear part uses the turned y, but counting it for both errs on the safe side.
-    variance = variance + (1 - 1 / small) * low
     out: Array = variance.reshape(packing.width, samples)[: packing.block]
     return out
 

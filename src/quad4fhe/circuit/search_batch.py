@@ -123,9 +123,8 @@ def _limbs_for(columns: int, bits: int, weight_bits: int) -> int:
     """Limbs that weights of `weight_bits` need for primes of `bits`."""
     for limbs in (1, 2, 3):
         digit = -(-weight_bits // limbs)
-        if (columns * 2.0 ** (digit - 1 if limbs > 1 else digit) + 2.0**digit + 2) * residue_bound(
-            2**bits - 1
-        ) <= EXACT:
+        largest = 2.0 ** (digit - 1 if limbs > 1 else digit)
+        if (columns * largest + 2.0**digit + 2) * residue_bound(2**bits - 1) <= EXACT:
             return limbs
     return 4
 

@@ -115,6 +115,8 @@ class SimulatedServer:
             self._hidden = np.sqrt(unit_variance(fit.model, plan.packing, plan.chain)).T * self._errors.hidden
             # A plaintext is encoded once, so its rounding is the same for every request.
             self._V = circuit.V + self._rng.normal(size=circuit.V.shape) * self._errors.v
+            if plan.packing.columns > 1:
+                self._T = self._T + self._rng.normal(size=circuit.V.shape) * self._errors.v
         self._circuit = circuit
         self._c = circuit.c if self._T is None else centred(fit.model)[2]
 

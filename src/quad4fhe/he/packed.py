@@ -88,6 +88,7 @@ class PackedEvaluator:
         low = self.context.level(1)
         bias = self._placed((model.b1 + model.W1 @ shift)[None])[0]
         self._bias = self._encode(bias[np.arange(packing.width) % packing.block], 2.0**scales.x, low)
+        self._raise = self._encode(np.ones(packing.width), 2.0**scales.x, low)
         met, klass = packing.second_product()
         inside = klass < packing.outputs
         rows = np.minimum(klass, packing.outputs - 1)
@@ -97,7 +98,7 @@ class PackedEvaluator:
             # A giant step turns the product, so its weights are turned back beforehand.
             back = packing.window * small * (column // small)
             pair = []
-            for matrix, scale in ((S, 2.0**scales.v), (T, 2.0 ** (scales.x + scales.v))):
+            for matrix, scale in ((S, 2.0**scales.v), (T, 2.0 ** (scales.v if small > 1 else scales.x + scales.v))):
                 weights = np.where(inside, self._placed(matrix)[rows, met[column]], 0.0)
                 pair.append(self._encode(np.roll(weights, back), scale, low))
             self._second.append((pair[0], pair[1]))
@@ -133,6 +134,10 @@ class PackedEvaluator:
         self.counts.ct_ct += 1
         self.counts.relinearisations += 1
         small, large = split_steps(packing.columns)
+        if small > 1:
+            # y is turned as well, and at its own scale the noise of that would show; an integer factor costs nothing.
+            hidden = evaluator.multiply_plain(hidden, self._raise)
+            self.counts.ct_pt += 1
         logits = self._steps(
             [self._turned(x, small, packing.window, galois) for x in (squares, hidden)],
             lambda which, column: self._second[column][which],
