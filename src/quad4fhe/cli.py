@@ -5,6 +5,8 @@ Exit codes: 0 success, 1 the answer is no (a certificate that fails, a target no
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -85,7 +87,7 @@ def fit_command(
     target_agreement: Annotated[
         float | None, typer.Option(help="Exit 1, and write nothing, if less than this share is kept.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the polish.")] = 2026,
+    seed: Annotated[int, typer.Option(help="Seed of the polish.", min=0)] = 2026,
     json: JsonFlag = False,
 ) -> None:
     """Replace the ReLU of MODEL by a quadratic that keeps its decisions on CALIB, with a certificate."""
@@ -142,6 +144,8 @@ def compare_command(
     json: JsonFlag = False,
 ) -> None:
     """Show what each way of replacing ReLU keeps of MODEL and what it costs: ours and the published baselines."""
+    if csv is not None and not csv.parent.is_dir():
+        raise quad4fhe.InputError(f"can't write {csv}: {csv.parent} does not exist")
     with Reporter() as progress:
         mlp = MLP.load(model)
         X_cal, _ = read_samples(calib, "calibration")
@@ -187,7 +191,7 @@ def describe_verified(verified: quad4fhe.Verified) -> list[tuple[str, str]]:
     lines = [("statement", f"{verified.statement}: {meaning[verified.statement]}"), ("kept", kept), ("how", exact)]
     if verified.impossible:
         rows = len(verified.weights)
-        lines.append(("impossible", f"no shared quadratic keeps all: {rows} rows contradict each other exactly"))
+        lines.append(("impossible", f"{rows} rows contradict each other exactly, so some decision must be lost"))
     return lines
 
 
@@ -215,6 +219,7 @@ def _say(text: str) -> None:
 
 def _print_json(document: Any) -> None:
     sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -228,13 +233,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Quad4FHEError as error:
         return _fail(str(error), 1 if isinstance(error, _ANSWER_IS_NO) else 2, "--json" in words)
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", _INTERRUPTED, "--json" in words)
+        return _fail("interrupted", _INTERRUPTED, "--json" in words)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE):
+            raise
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - so that the interpreter's last flush does not fail again
+        return _fail(f"the output could not be written: {error.strerror}", 2, json=False)
     except Exception as error:
         # Typer reports what it could not parse with its own classes, whose package depends on its version.
         show = getattr(error, "format_message", None)
         if show is None:
             raise
-        return _fail(f"{show()} (see quad4fhe --help)", 2, "--json" in words)
+        message = show()
+        return _fail(f"{message} (see quad4fhe --help)", 2, "--json" in words) if message else 2
 
 
 def _fail(message: str, code: int, json: bool) -> int:
