@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import CASES, LOSSLESS, LOSSLESS_X, PAIRS, PLANE, PLANE_X
-from quad4fhe import MLP, CertificateError, Evidence, Fit, InputError, QuadraticModel, verify
+from quad4fhe import MLP, CertificateError, Evidence, Fit, InputError, QuadraticModel, fit, verify
 from quad4fhe.certificate import certify, check_evidence, contradiction_weights
 from strategies import seeds
 
@@ -85,9 +85,13 @@ def forged(found: Fit, **change: object) -> Fit:
 
 
 def test_false_statements_are_refused_even_with_new_hashes() -> None:
-    with pytest.raises(CertificateError, match="not kept strictly"):
+    with pytest.raises(CertificateError, match="says lossless, but the replacement is measured"):
         verify(forged(PLANE, statement="lossless", margin=0.1, impossible=None), None, PLANE_X)
-    with pytest.raises(CertificateError, match="both lossless and impossible"):
+    with pytest.raises(CertificateError, match="says measured, but the replacement is lossless"):
+        verify(forged(LOSSLESS, statement="measured"), None, LOSSLESS_X)
+    with pytest.raises(CertificateError, match="only a lossless replacement has a margin"):
+        verify(forged(PLANE, margin=5.0), None, PLANE_X)
+    with pytest.raises(CertificateError, match="every decision is kept and that this is impossible"):
         verify(forged(LOSSLESS, impossible=Evidence(geometry="plane", samples=[0, 1])), None, LOSSLESS_X)
     with pytest.raises(CertificateError, match="the smallest margin is"):
         verify(forged(LOSSLESS, margin=2 * LOSSLESS.certificate.margin), None, LOSSLESS_X)
@@ -95,6 +99,38 @@ def test_false_statements_are_refused_even_with_new_hashes() -> None:
         verify(forged(LOSSLESS, ties=3), None, LOSSLESS_X)
     with pytest.raises(CertificateError, match="format 2"):
         verify(forged(LOSSLESS, format=2), None, LOSSLESS_X)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"family": "head"}, "family 'head'"),
+        ({"alpha": None}, "wanted four finite numbers"),
+        ({"alpha": np.ones(6)}, "wanted four finite numbers"),
+        ({"regime": "hard"}, "said to be hard"),
+        ({"box": PLANE.box * 2}, "range of the calibration data"),
+        ({"box": np.full((2, 3), np.nan)}, "range of the calibration data"),
+        ({"margins": PLANE.margins + 1}, "margins are not those"),
+        ({"margins": PLANE.margins[:5]}, "margins are not those"),
+    ],
+)
+def test_what_else_a_fit_shows_is_checked_too(change: dict[str, object], says: str) -> None:
+    with pytest.raises(CertificateError, match=says):
+        verify(resealed(PLANE, **change), None, PLANE_X)
+
+
+def test_a_free_threshold_can_not_pass_for_zero() -> None:
+    free = fit(PLANE.mlp, PLANE_X, threshold="free")
+    with pytest.raises(CertificateError, match="said to be zero"):
+        verify(resealed(free, threshold="zero"), None, PLANE_X)
+
+
+def test_a_large_row_does_not_loosen_the_check_of_the_margin() -> None:
+    X = np.vstack([LOSSLESS_X, LOSSLESS_X[:1] * 1e12])
+    found = fit(LOSSLESS.mlp, X)
+    assert found.certificate.statement == "lossless"
+    with pytest.raises(CertificateError, match="the smallest margin is"):
+        verify(forged(found, margin=100 * found.certificate.margin), None, X)
 
 
 def test_coefficients_that_are_not_lossless_can_not_be_certified_by_new_hashes() -> None:

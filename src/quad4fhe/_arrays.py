@@ -22,6 +22,8 @@ CHUNK_BYTES = 32 * 2**20  # working memory of one streamed chunk; small enough t
 
 
 def _numeric(name: str, value: ArrayLike) -> NDArray[Any]:
+    if np.ma.is_masked(value):
+        raise InputError(f"{name} is a masked array with masked entries; fill or drop them first")
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -47,9 +49,10 @@ def tensor(name: str, value: ArrayLike, ndim: int) -> Array:
     if array.ndim != ndim:
         kind = {1: "a vector", 2: "a matrix"}[ndim]
         raise InputError(f"{name} has shape {array.shape}, wanted {kind}")
-    _require_finite(name, array)
     # Adding zero turns -0.0 into 0.0, so that equal numbers have equal bytes and equal hashes.
-    out = np.array(array, dtype=np.float64, order="C") + 0.0
+    with np.errstate(over="ignore"):
+        out = np.array(array, dtype=np.float64, order="C") + 0.0
+    _require_finite(name, out)
     out.setflags(write=False)
     return out
 
@@ -74,7 +77,8 @@ def row_chunks(name: str, array: NDArray[Any], row_bytes: int) -> Iterator[tuple
     step = max(1, CHUNK_BYTES // max(1, row_bytes))
     for start in range(0, array.shape[0], step):
         rows = slice(start, min(start + step, array.shape[0]))
-        chunk = np.ascontiguousarray(array[rows], dtype=np.float64)
+        with np.errstate(over="ignore"):  # of wider floats; what overflows is refused in the next line
+            chunk = np.ascontiguousarray(array[rows], dtype=np.float64)
         _require_finite(name, chunk, first_row=start)
         yield rows, chunk
 

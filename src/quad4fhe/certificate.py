@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quad4fhe._arrays import IntArray, samples, samples_sha256
+from quad4fhe._arrays import Array, IntArray, samples, samples_sha256
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import CertificateError
 from quad4fhe.exact import Decisions, WholeNumbers, decisions
@@ -30,8 +30,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Samples whose rows have a nonnegative combination that leaves no room for any shared quadratic.
 
     In the `plane` (two classes, any threshold) the rows are s (Q, L, 1) with s = +1 or -1 by target, at most four: a
-    point common to both hulls. For `pairs` they are the pairwise lifts against `rivals`, at most five, the row
-    lambda > 0 among them if `scale`: Farkas' alternative to positive margins.
+    point common to both hulls. For `pairs` (the threshold as it is) they are the pairwise lifts against `rivals`, at
+    most five, the row lambda > 0 among them if `scale`: Farkas' alternative. A decision for the lower of two classes
+    survives a tie, so at least one row with weight must be for the higher one, or be the scale row.
     """
 
     geometry: Literal["plane", "pairs"]
@@ -44,7 +45,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """What is claimed of a fit on its calibration set, and the hashes that tie the claim to its subject.
 
     `mismatches` are the calibration rows whose decision is lost, `ties` counts exact ties of the ReLU logits,
-    `margin` is the smallest gap between the winning logit and the next of a lossless replacement.
+    `margin` is the smallest gap between the winning logit and the next of a lossless replacement. A replacement that
+    keeps every decision, but some only by the tie rule, is not called lossless.
     """
 
     format: int
@@ -92,6 +94,22 @@ class Certified(Protocol):
         """Threshold moved into c."""
 
     @property
+    def regime(self) -> str:
+        """Which problem the coefficients solve."""
+
+    @property
+    def threshold(self) -> str:
+        """Whether tau was free."""
+
+    @property
+    def box(self) -> Array:
+        """The range of each feature on the calibration set."""
+
+    @property
+    def margins(self) -> Array:
+        """The gap of each calibration sample."""
+
+    @property
     def certificate(self) -> Certificate:
         """What is claimed."""
 
@@ -114,19 +132,22 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def certify(
-    mlp: MLP, model: QuadraticModel, X: NDArray[Any], impossible: Evidence | None = None
+    mlp: MLP,
+    model: QuadraticModel,
+    X: NDArray[Any],
+    impossible: Evidence | None = None,
+    progress: Progress = silent,
 ) -> tuple[Certificate, Decisions]:
     """State what `model` keeps of the decisions of `mlp` on X (n, d); also returns the replacement's decisions."""
-    targets, kept = decisions(mlp, X, "X_cal"), decisions(model, X, "X_cal")
-    lost = np.flatnonzero((targets.label != kept.label) | ~kept.strict)
-    mismatches = np.flatnonzero(targets.label != kept.label)
+    targets, kept = decisions(mlp, X, "X_cal", progress), decisions(model, X, "X_cal", progress)
+    statement = _statement(targets, kept)
     certificate = Certificate(
         format=FORMAT,
-        statement="measured" if lost.size else "lossless",
+        statement=statement,
         samples=int(X.shape[0]),
-        mismatches=mismatches.tolist(),
+        mismatches=np.flatnonzero(targets.label != kept.label).tolist(),
         ties=targets.ties,
-        margin=None if lost.size else float(kept.gap.min()),
+        margin=float(kept.gap.min()) if statement == "lossless" else None,
         impossible=impossible,
         model_sha256=mlp.sha256,
         replacement_sha256=model.sha256,
@@ -136,10 +157,22 @@ def certify(
     return certificate, kept
 
 
+def _statement(targets: Decisions, kept: Decisions) -> Literal["lossless", "measured"]:
+    return "lossless" if np.array_equal(targets.label, kept.label) and kept.strict.all() else "measured"
+
+
+def no_room(claim: Certificate, mlp: MLP) -> str:
+    """The impossibility that the evidence of a certificate shows, in words."""
+    fixed = claim.impossible is not None and claim.impossible.geometry == "pairs" and mlp.classes == 2
+    return "no shared quadratic keeps all" + (" at the zero threshold" if fixed else "")
+
+
 def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress = silent) -> Verified:
     """Recheck the certificate of `fit` against its calibration data, exactly; raises CertificateError if it fails.
 
-    With `mlp` given, also checks that the fit was made for this very model.
+    With `mlp` given, also checks that the fit was made for this very model. Besides the certificate's own claims this
+    covers the coefficients, threshold, regime, box and margins the fit shows; its diagnostics are a report of the run
+    and are not certified.
     """
     claim = fit.certificate
     X = samples("X_cal", X_cal, fit.mlp.features)
@@ -149,7 +182,7 @@ def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress
     _same("the model that was given", None if mlp is None else mlp.sha256, claim.model_sha256)
     _same("the model in the fit", fit.mlp.sha256, claim.model_sha256)
     _same("the replacement in the fit", fit.model.sha256, claim.replacement_sha256)
-    if claim.samples != X.shape[0]:
+    if claim.samples != X.shape[0] or claim.samples == 0:
         raise CertificateError(
             f"the certificate speaks of {claim.samples} calibration rows, but X_cal has {X.shape[0]}"
         )
@@ -157,20 +190,23 @@ def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress
     _check_family(fit)
 
     progress("decisions of the ReLU model", 1, 4)
-    targets = decisions(fit.mlp, X, "X_cal")
+    targets = decisions(fit.mlp, X, "X_cal", progress)
     _same("the ReLU model's decisions", _labels_sha256(targets.label), claim.targets_sha256)
     if targets.ties != claim.ties:
         raise CertificateError(f"the ReLU logits tie on {targets.ties} rows, the certificate says {claim.ties}")
 
     progress("decisions of the replacement", 2, 4)
-    kept = decisions(fit.model, X, "X_cal")
+    kept = decisions(fit.model, X, "X_cal", progress)
     _check_decisions(claim, targets, kept)
+    _check_shown(fit, X, kept)
 
     progress("evidence of impossibility", 3, 4)
     weights: list[Fraction] = []
     if claim.impossible is not None:
-        if claim.statement == "lossless":
-            raise CertificateError("the certificate says both lossless and impossible")
+        if not claim.mismatches:
+            raise CertificateError("the certificate says that every decision is kept and that this is impossible")
+        if claim.impossible.geometry == "pairs" and fit.mlp.classes == 2 and fit.threshold != "zero":
+            raise CertificateError("evidence for pairs speaks of the zero threshold, and this fit has a free one")
         weights = check_evidence(fit.mlp, X, targets.label, claim.impossible)
     progress("done", 4, 4)
     lost = len(claim.mismatches)
@@ -178,7 +214,7 @@ def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress
         statement=claim.statement,
         samples=claim.samples,
         mismatches=lost,
-        agreement=1.0 - lost / claim.samples,
+        agreement=(claim.samples - lost) / claim.samples,
         ties=claim.ties,
         impossible=claim.impossible is not None,
         rational=targets.rational + kept.rational,
@@ -189,7 +225,7 @@ def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress
 def _same(what: str, found: str | None, claimed: str) -> None:
     if found is not None and found != claimed:
         raise CertificateError(
-            f"{what} is not what was certified: its SHA-256 is {found[:16]}…, the certificate says {claimed[:16]}…"
+            f"{what} is not what was certified: its SHA-256 is {found[:16]}..., the certificate says {claimed[:16]}..."
         )
 
 
@@ -201,30 +237,50 @@ def _check_family(fit: Certified) -> None:
     """The coefficients that are shown must be the ones that are used."""
     if not (np.array_equal(fit.model.W1, fit.mlp.W1) and np.array_equal(fit.model.b1, fit.mlp.b1)):
         raise CertificateError("the replacement does not have the model's first layer")
-    if fit.family == "shared":
-        expected = QuadraticModel.shared(fit.mlp, fit.alpha, fit.beta, fit.eta, fit.tau)
-        if expected.sha256 != fit.model.sha256:
-            raise CertificateError(
-                f"alpha={fit.alpha!r}, beta={fit.beta!r}, eta={fit.eta!r}, tau={fit.tau!r} are not the coefficients "
-                "behind S, T and c"
-            )
+    if fit.family != "shared":
+        raise CertificateError(f"the family {fit.family!r} is not one that can be checked")
+    coefficients = (fit.alpha, fit.beta, fit.eta, fit.tau)
+    if not all(isinstance(value, float) and np.isfinite(value) for value in coefficients):
+        raise CertificateError(f"alpha, beta, eta and tau are {coefficients}, wanted four finite numbers")
+    if fit.threshold == "zero" and fit.tau != 0:
+        raise CertificateError(f"the threshold is said to be zero, and tau is {fit.tau!r}")
+    if QuadraticModel.shared(fit.mlp, *coefficients).sha256 != fit.model.sha256:
+        raise CertificateError(
+            f"alpha={fit.alpha!r}, beta={fit.beta!r}, eta={fit.eta!r}, tau={fit.tau!r} are not the coefficients "
+            "behind S, T and c"
+        )
 
 
 def _check_decisions(claim: Certificate, targets: Decisions, kept: Decisions) -> None:
     wrong = np.flatnonzero(targets.label != kept.label)
     if wrong.tolist() != claim.mismatches:
         unsaid = sorted(set(wrong.tolist()) ^ set(claim.mismatches))
+        where = f"they differ first at calibration row {unsaid[0]}" if unsaid else "its list is out of order"
         raise CertificateError(
-            f"{wrong.size} decisions change and the certificate lists {len(claim.mismatches)}; "
-            f"they differ first at calibration row {unsaid[0] if unsaid else 'order'}"
+            f"{wrong.size} decisions change and the certificate lists {len(claim.mismatches)}; {where}"
         )
-    if claim.statement == "lossless":
-        if wrong.size or not kept.strict.all():
-            row = int(wrong[0]) if wrong.size else int(np.flatnonzero(~kept.strict)[0])
-            raise CertificateError(f"the certificate says lossless, but calibration row {row} is not kept strictly")
-        at = int(np.argmin(kept.gap))
-        if claim.margin is None or abs(claim.margin - float(kept.gap[at])) > 2 * float(kept.gap_error.max()):
-            raise CertificateError(f"the smallest margin is {kept.gap[at]!r}, the certificate says {claim.margin!r}")
+    statement = _statement(targets, kept)
+    if claim.statement != statement:
+        raise CertificateError(f"the certificate says {claim.statement}, but the replacement is {statement}")
+    if statement == "measured":
+        if claim.margin is not None:
+            raise CertificateError("only a lossless replacement has a margin, and this one is measured")
+        return
+    lowest, highest = float((kept.gap - kept.gap_error).min()), float((kept.gap + kept.gap_error).min())
+    if claim.margin is None or not lowest <= claim.margin <= highest:
+        raise CertificateError(f"the smallest margin is {kept.gap.min()!r}, the certificate says {claim.margin!r}")
+
+
+def _check_shown(fit: Certified, X: NDArray[Any], kept: Decisions) -> None:
+    """What the encryption plan relies on must be true of the calibration data too."""
+    if fit.regime == "hard" and fit.certificate.statement != "lossless":
+        raise CertificateError("the regime is said to be hard, but the replacement is not lossless")
+    low, high = X.min(axis=0), X.max(axis=0)
+    if not (fit.box.shape == (2, X.shape[1]) and np.array_equal(fit.box, np.stack([low, high]).astype(np.float64))):
+        raise CertificateError("the box is not the range of the calibration data")
+    # Both were rounded, here and where the fit was made.
+    if fit.margins.shape != kept.gap.shape or not (np.abs(fit.margins - kept.gap) <= 2 * kept.gap_error).all():
+        raise CertificateError("the margins are not those of the replacement on the calibration data")
 
 
 def check_evidence(mlp: MLP, X: NDArray[Any], targets: IntArray, evidence: Evidence) -> list[Fraction]:
@@ -233,10 +289,23 @@ def check_evidence(mlp: MLP, X: NDArray[Any], targets: IntArray, evidence: Evide
     most = 4 if evidence.geometry == "plane" else 5
     if not 1 <= len(rows) <= most:
         raise CertificateError(f"evidence in the {evidence.geometry} has 1 to {most} rows, this one has {len(rows)}")
-    weights = contradiction_weights(rows)
+    weights = evidence_weights(targets, evidence, rows)
     if weights is None:
         raise CertificateError(f"the rows of samples {evidence.samples} do not contradict each other")
     return weights
+
+
+def evidence_weights(targets: IntArray, evidence: Evidence, rows: list[list[Fraction]]) -> list[Fraction] | None:
+    """The weights with which these rows contradict each other although ties are kept by the lower class, or None."""
+    weights = contradiction_weights(rows)
+    if weights is None or evidence.geometry == "plane":
+        return weights  # a combination in the plane has both sides, and the positive one must be strict
+    pairs = weights[1:] if evidence.scale else weights
+    strict = any(
+        weight > 0 and int(targets[i]) > c
+        for weight, i, c in zip(pairs, evidence.samples, evidence.rivals, strict=True)
+    )
+    return weights if strict or (evidence.scale and weights[0] > 0) else None
 
 
 def evidence_rows(mlp: MLP, X: NDArray[Any], targets: IntArray, evidence: Evidence) -> list[list[Fraction]]:

@@ -36,19 +36,23 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"can't make the folder {folder}: {error.strerror or error}") from None
+    files = {"fit": folder / "fit.safetensors", "calibration": folder / "calib.npz", "test": folder / "test.npz"}
+    files["model"] = folder / "model.npz"
+    marker = folder / ".quad4fhe-demo"
+    if not marker.exists() and any(path.exists() for path in files.values()):
+        raise InputError(f"{folder} holds files that the demo would overwrite; choose another with --folder")
     progress("train", 0, 0)
     model, X_cal, X_test, y_test = _train()
     mlp = MLP.from_sklearn(model)
     fitted = fit(mlp, X_cal, X_test=X_test, progress=progress)
-    files = {"fit": folder / "fit.safetensors", "calibration": folder / "calib.npz", "test": folder / "test.npz"}
-    files["model"] = folder / "model.npz"
-    fitted.save(files["fit"])
     try:
+        marker.touch()
         np.savez(files["calibration"], X=X_cal)
         np.savez(files["test"], X=X_test, y=y_test)
         np.savez(files["model"], W1=mlp.W1, b1=mlp.b1, W2=mlp.W2, b2=mlp.b2)
     except OSError as error:
         raise InputError(f"can't write to {folder}: {error.strerror or error}") from None
+    fitted.save(files["fit"])
     verified = verify(Fit.load(files["fit"]), mlp, X_cal, progress)
     return Demo(
         fit=fitted,

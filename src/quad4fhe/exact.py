@@ -8,6 +8,7 @@ logits (0, score), so that one rule serves all: the largest logit wins, the lowe
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -17,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, BoolArray, IntArray, row_chunks, samples
+from quad4fhe._progress import Progress, silent
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
 
 _UNIT = 2.0**-53
-_TINY = 2.0**-1022  # covers every product that underflows, flushed to zero or not
+_TINY = 2.0**-1022  # covers every product that underflows, also where results are flushed to zero
 _SLACK = 1.001  # covers the rounding of the bounds themselves, which are sums of fewer than 2^40 positive terms
 
 Model = MLP | QuadraticModel
@@ -47,7 +49,7 @@ class Decisions:
         return int(np.count_nonzero(~self.strict))
 
 
-def decisions(model: Model, X: NDArray[Any], name: str = "X") -> Decisions:
+def decisions(model: Model, X: NDArray[Any], name: str = "X", progress: Progress = silent) -> Decisions:
     """Decide every row of X (n, d) exactly; `name` is what an error calls the data."""
     checked = samples(name, X, model.features)
     n = checked.shape[0]
@@ -68,9 +70,10 @@ def decisions(model: Model, X: NDArray[Any], name: str = "X") -> Decisions:
             if key not in seen:
                 seen[key] = _decide_exactly(whole.logits(chunk[i]))
                 rational += 1
+                progress(f"exact arithmetic on row {rows.start + int(i)} of {name}", rows.start + int(i), n)
             at = rows.start + int(i)
             label[at], strict[at], gap[at] = seen[key]
-            gap_error[at] = abs(gap[at]) * _UNIT
+            gap_error[at] = abs(gap[at]) * _UNIT + 5e-324
     return Decisions(label, strict, gap, gap_error, rational)
 
 
@@ -125,11 +128,11 @@ def _decide_exactly(logits: list[Fraction]) -> tuple[int, bool, float]:
 
 
 def _nearest(value: Fraction) -> float:
-    """The float nearest to a fraction, infinite where it is out of range and never zero where it is not zero."""
+    """The float nearest to a fraction, the largest where it is out of range and never zero where it is not zero."""
     try:
         nearest = float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return sys.float_info.max if value > 0 else -sys.float_info.max
     return nearest if nearest or not value else math.copysign(5e-324, value)
 
 

@@ -19,11 +19,15 @@ from quad4fhe.exact import decisions
 from quad4fhe.mlp import MLP
 
 SWEEP_ROWS = 4096  # rows of one step of a margin sweep; a few n x K temporaries of this height stay in the cache
+_SAME_SUM = 1e-9  # two row sums of W2 this close are the same: an eta that uses their difference would drown c
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Binary lift (Definition 1): points (n, 2) with columns Q and H, `positive` (n,), and the offsets B and b."""
+    """Binary lift (Definition 1): points (n, 2) with columns Q and H, `positive` (n,), and the offsets B and b.
+
+    B is 0 where eta can't move the threshold.
+    """
 
     points: Array
     positive: BoolArray
@@ -60,7 +64,14 @@ class Lift:
     def plane(self) -> Plane:
         """The binary lift: what decides between two classes is the difference of their statistics."""
         B, b = float(self.B[1] - self.B[0]), float(self.b[1] - self.b[0])
-        points = np.column_stack([self.Q[:, 1] - self.Q[:, 0], self.L[:, 1] - self.L[:, 0] + b])
+        if abs(B) <= _SAME_SUM * float(np.abs(self.B).max()):
+            B = 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            points = np.column_stack([self.Q[:, 1] - self.Q[:, 0], self.L[:, 1] - self.L[:, 0] + b])
+        if not np.isfinite(points).all():
+            raise InputError(
+                "the two logits overflow when they are compared; scale the features to ordinary size first"
+            )
         return Plane(points, self.target == 1, B, b)
 
     def chunks(self) -> Iterator[tuple[slice, Array, Array, IntArray]]:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.standins import heads, random_model
 
 from quad4fhe import InputError, QuadraticModel
 from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.fold import FORMS, centred, fold, forms
 from quad4fhe.circuit.quantise import Scales, quantise
+from standins import heads, random_model
 
 
 def centred_logits(model: QuadraticModel, X: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from tests.standins import SHARED, StandInFit, random_model, random_samples, stand_in
 
 from quad4fhe import InputError, QuadraticModel
 from quad4fhe.circuit.bounds import bound
@@ -20,6 +19,7 @@ from quad4fhe.circuit.quantise import quantise
 from quad4fhe.circuit.search_batch import prove
 from quad4fhe.circuit.simulate import SimulatedClient, SimulatedServer, run, run_decisions
 from quad4fhe.circuit.target import allowed_changes
+from standins import SHARED, StandInFit, random_model, random_samples, stand_in
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from quad4fhe import MLP, CertificateError, FitError, InputError, TargetNotReachedError, fit, verify
+from quad4fhe import (
+    MLP,
+    CertificateError,
+    FitError,
+    InputError,
+    QuadraticModel,
+    TargetNotReachedError,
+    fit,
+    verify,
+)
 from quad4fhe.fit import many, two
 from quad4fhe.fit.pairwise import OutOfRounds
 from strategies import seeds, whole_number_mlps
@@ -202,6 +211,96 @@ def test_a_hard_solution_that_does_not_survive_exact_arithmetic_is_not_called_ha
     assert found.diagnostics.hard == "undecided"
 
 
+def test_equal_biases_are_as_good_as_none() -> None:
+    """The variance of equal numbers is rounding, not zero; it must not pass for a scale."""
+    rng = np.random.default_rng(0)
+    W1, b1, W2 = rng.normal(size=(16, 5)), rng.normal(size=16) * 0.3, rng.normal(size=(3, 16))
+    X = rng.normal(size=(400, 5))
+    without, equal = (fit(MLP(W1, b1, W2, np.full(3, b)), X, polish=False) for b in (0.0, 0.1))
+    assert equal.diagnostics.calibration == without.diagnostics.calibration
+    assert equal.diagnostics.gap <= 1e-6
+    few = fit(MLP(W1, b1, W2, np.full(3, 0.1)), X[:5])
+    assert few.regime == "hard"
+    assert few.diagnostics.normalised_margin > 0.5
+
+
+def test_a_decision_kept_only_on_a_tie_is_neither_lossless_nor_impossible() -> None:
+    rng = np.random.default_rng(3)
+    W2 = rng.normal(size=(3, 4))
+    W2[2] = W2[1]  # classes 1 and 2 are the same, so class 1 wins by the tie rule alone
+    mlp = MLP(rng.normal(size=(4, 2)), rng.normal(size=4), W2, [0.0, 0.2, 0.2])
+    X = rng.normal(size=(6, 2))
+    found = fit(mlp, X)
+    checked = verify(found, mlp, X)
+    assert not (checked.impossible and checked.mismatches == 0)
+    assert checked.statement == "measured"
+
+
+@given(seeds)
+def test_the_advised_rounding_changes_no_decision(seed: int) -> None:
+    mlp, X = random_problem(seed, classes=4, n=50)
+    if np.unique(mlp.decide(X)).size < 2:
+        return
+    found = fit(mlp, X)
+    places = found.diagnostics.quantisation.decimals
+    rounded = [round(value, places) for value in (found.alpha, found.beta, found.eta)]
+    assert np.array_equal(QuadraticModel.shared(mlp, *rounded).decide(X), found.predict(X))
+
+
+@given(seeds)
+def test_the_best_line_is_no_better_than_what_is_possible(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mlp = MLP(rng.integers(-2, 3, (4, 2)), rng.integers(-1, 2, 4), rng.integers(-2, 3, (1, 4)), rng.integers(-1, 2, 1))
+    X = rng.integers(-3, 4, (40, 2)).astype(float)
+    if np.unique(mlp.decide(X)).size < 2:
+        return
+    found, line = fit(mlp, X), fit(mlp, X, regime="soft")
+    if found.certificate.impossible is not None and found.diagnostics.best_line is not None:
+        assert found.diagnostics.best_line.mismatches > 0
+    if line.regime.endswith("+polish"):
+        plain = fit(mlp, X, regime="soft", polish=False)
+        assert line.diagnostics.calibration.mismatches < plain.diagnostics.calibration.mismatches
+
+
+def test_a_constant_unit_changes_no_claim() -> None:
+    rng = np.random.default_rng(8)
+    W1, b1, W2 = rng.normal(size=(6, 3)), rng.normal(size=6), rng.normal(size=(1, 6))
+    X = rng.normal(size=(300, 3))
+    b2 = -np.median(np.maximum(X @ W1.T + b1, 0) @ W2.T, axis=0)
+    plain = fit(MLP(W1, b1, W2, b2), X, polish=False)
+    big = 2.0**20
+    changed = MLP(np.vstack([W1, np.zeros(3)]), np.append(b1, big), np.hstack([W2, [[1.0]]]), b2 - big)
+    assert fit(changed, X, polish=False).regime == plain.regime
+
+
+def test_row_sums_that_differ_by_rounding_count_as_equal() -> None:
+    rng = np.random.default_rng(4)
+    W2 = rng.normal(size=(2, 5))
+    W2[1, 0] += W2[0].sum() - W2[1].sum()
+    mlp = MLP(rng.normal(size=(5, 3)), rng.normal(size=5), W2, [0.0, 0.1])
+    X = rng.normal(size=(30, 3))
+    found = fit(mlp, X)
+    assert abs(found.eta) < 1e6
+    verify(found, mlp, X)
+
+
+def test_a_target_that_is_reached_exactly_is_reached() -> None:
+    for n in range(20, 60):
+        mlp, X = random_problem(21, classes=4, n=n)
+        kept = np.count_nonzero(fit(mlp, X, polish=False).predict(X) == mlp.decide(X))
+        fit(mlp, X, polish=False, target_agreement=kept / n)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_the_soft_problem_is_solved_at_extreme_scales_too(scale: float) -> None:
+    mlp, X = random_problem(5, classes=4, n=300)
+    scaled = MLP(mlp.W1 * scale, mlp.b1 * scale, mlp.W2, mlp.b2 * scale)
+    ordinary, extreme = fit(mlp, X, polish=False), fit(scaled, X, polish=False)
+    assert extreme.diagnostics.gap <= 1e-6
+    kept = (ordinary.diagnostics.calibration.agreement, extreme.diagnostics.calibration.agreement)
+    assert kept[1] == pytest.approx(kept[0], abs=0.03)
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 MODEL, DATA = random_problem(1, classes=3)
@@ -230,7 +329,19 @@ BINARY, BINARY_DATA = random_problem(2, classes=2)
         (MODEL, DATA, {"threshold": "free"}, "threshold='free' is for two classes"),
         (BINARY, BINARY_DATA, {"threshold": "five"}, "threshold is 'five'"),
         (MODEL, DATA, {"target_agreement": 99}, "wanted a share in (0, 1]"),
+        (MODEL, DATA, {"target_agreement": "0.9"}, "wanted a share in (0, 1]"),
         (MODEL, DATA, {"X_test": DATA[:, :1]}, "X_test has 1 columns"),
+        (MODEL, DATA, {"X_test": np.full((2, 4), np.nan)}, "X_test has 8 NaN"),
+        (MODEL, DATA, {"seed": -1}, "seed is -1"),
+        (MODEL, DATA, {"seed": 1.5}, "seed is 1.5"),
+        (None, DATA, {}, "the model is a NoneType"),
+        (MODEL, np.ma.masked_less(DATA, 0), {}, "masked"),
+        (
+            MLP([[1.0], [0.5]], [0, 0], [[1.0, 0], [-1.0, 0]], [0, 1.0]),
+            np.array([[1.2e154], [-1.2e154], [-1.1e154]]),
+            {},
+            "overflow",
+        ),
     ],
 )
 def test_unusable_input_is_refused_in_one_line(mlp: MLP, X: np.ndarray, options: dict[str, object], says: str) -> None:

@@ -81,9 +81,41 @@ def test_the_scan_takes_the_largest_cap_that_separates_and_the_critical_cap_lies
 def test_a_soft_direction_is_never_degenerate(plane: Plane) -> None:
     found = soft(plane)
     assert found is not None
-    assert np.linalg.norm(found.solution.theta) == pytest.approx(1.0)
-    best = max(step.agreement for step in found.trace)
-    assert next(step for step in found.trace if step.weight == found.c).agreement == best
+    assert np.linalg.norm(found.theta) == pytest.approx(1.0)
+    assert found.step.agreement == max(step.agreement for step in found.trace)
+
+
+@given(overlapping_planes())
+def test_the_slacks_of_a_soft_step_are_those_of_the_primal_problem(plane: Plane) -> None:
+    """At the direction found, t and rho minimise P-RCH: a linear program in t, rho and the slacks."""
+    found = soft(plane)
+    assert found is not None
+    plus, minus = int(plane.positive.sum()), int((~plane.positive).sum())
+    mu = 2 * found.step.weight
+    c = np.where(plane.positive, max(mu, 1 / plus), max(mu, 1 / minus)) / 2
+    side, n = np.where(plane.positive, 1.0, -1.0), plane.positive.size
+    A = np.hstack([side[:, None], np.ones((n, 1)), -np.eye(n)])  # side t + rho - xi <= side theta.z
+    height = plane.points @ found.theta
+    best = linprog(
+        np.concatenate([[0.0, -1.0], c]),
+        A_ub=A,
+        b_ub=side * height,
+        bounds=[(None, None)] * 2 + [(0, None)] * n,
+        method="highs",
+    )
+    rho = (found.low - found.high) / 2
+    slack = np.maximum(np.where(plane.positive, found.low - height, height - found.high), 0.0)
+    assert -rho + c @ slack == pytest.approx(best.fun, rel=1e-7, abs=1e-7 * np.abs(height).max())
+    assert found.step.slack_sum == pytest.approx(slack.sum())
+
+
+@given(overlapping_planes(), st.sampled_from([1e3, 1e6, 1e9]))
+def test_a_common_offset_changes_no_separation(plane: Plane, offset: float) -> None:
+    before, after = closest(plane, 0.3), closest(Plane(plane.points + offset, plane.positive, 1.0, 0.0), 0.3)
+    if before is None or before.margin < 1e-5 * offset:
+        return
+    assert after is not None
+    assert after.margin == pytest.approx(before.margin, rel=1e-5)
 
 
 def test_classes_with_one_centre_have_no_soft_direction() -> None:

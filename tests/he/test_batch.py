@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.standins import random_model, random_samples
 
 from quad4fhe import InputError
 from quad4fhe.circuit.bounds import bound
@@ -10,6 +9,7 @@ from quad4fhe.circuit.chain import chain
 from quad4fhe.circuit.fold import fold
 from quad4fhe.circuit.quantise import Scales, quantise
 from quad4fhe.he import batch, seal
+from standins import random_model, random_samples
 
 CHAIN = chain(4096, (31, 31, 31))
 SCALES = Scales(20, 13, 16)

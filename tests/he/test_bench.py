@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-from tests.standins import random_samples, stand_in
 
 from quad4fhe import MLP, QuadraticModel
 from quad4fhe.he.bench import (
@@ -15,6 +14,7 @@ from quad4fhe.he.bench import (
     table,
 )
 from quad4fhe.he.paper import SQUARE, Activation, quad
+from standins import random_samples, stand_in
 
 RNG = np.random.default_rng(0)
 NETWORK = MLP(RNG.normal(size=(8, 4)) / 2, RNG.normal(size=8) * 0.3, RNG.normal(size=(3, 8)), RNG.normal(size=3))

@@ -6,7 +6,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from tests.standins import SHARED, StandInFit, random_model, random_samples, stand_in
 
 from quad4fhe import InputError, QuadraticModel
 from quad4fhe.circuit.counts import packed_counts
@@ -17,6 +16,7 @@ from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.packed import EvaluationKeys
 from quad4fhe.he.session import Client, Reply, ReplyError, Request, Server, connect
 from quad4fhe.mlp import decide
+from standins import SHARED, StandInFit, random_model, random_samples, stand_in
 
 LAYOUTS = ["batch", "packed"]
 

@@ -130,17 +130,9 @@ class Plan:
             raise InputError(f"not a plan of this library: {error}") from None
 
 
-def model_id(model: QuadraticModel) -> str:
-    """A hash of the numbers the server multiplies with."""
-    digest = hashlib.sha256(b"quad4fhe-quadratic-1")
-    for array in (model.W1, model.b1, model.S, model.T, model.c):
-        digest.update(np.array(array.shape, dtype="<u8").tobytes() + array.astype("<f8").tobytes())
-    return digest.hexdigest()
-
-
 def require_model(plan: Plan, model: QuadraticModel) -> None:
     """Raise InputError unless the plan was made for this very model."""
-    found = model_id(model)
+    found = model.sha256
     if found != plan.model_id:
         raise InputError(f"this plan is for model {plan.model_id[:12]}, but the fit holds {found[:12]}: plan again")
 
@@ -220,5 +212,5 @@ def _made(fit: Fitted, question: Question, choice: Choice, machine: Machine) -> 
         calibration=int(margins.size),
         smallest_margin=float(margins.min()) if margins.size else 0.0,
         forecast=choice.forecast(machine),
-        model_id=model_id(fit.model),
+        model_id=fit.model.sha256,
     )

@@ -5,6 +5,8 @@ Exit codes: 0 success, 1 the answer is no (a certificate that fails, a target no
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +62,12 @@ def print_table(title: str, lines: list[tuple[str, str]]) -> None:
     console.print()
 
 
+def check_folder(path: Path) -> None:
+    """Refuse, before any work is done, a file in a folder that does not exist."""
+    if not path.parent.is_dir():
+        raise InputError(f"can't write {path}: {path.parent} does not exist")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, or say in one line why not."""
     try:
@@ -76,6 +84,7 @@ def say(text: str) -> None:
 def print_json(document: Any) -> None:
     """Print one JSON document on standard output."""
     sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,13 +98,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Quad4FHEError as error:
         return _fail(str(error), 1 if isinstance(error, _ANSWER_IS_NO) else 2, "--json" in words)
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", _INTERRUPTED, "--json" in words)
+        return _fail("interrupted", _INTERRUPTED, "--json" in words)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE):
+            raise
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - so that the interpreter's last flush does not fail again
+        return _fail(f"the output could not be written: {error.strerror}", 2, json=False)
     except Exception as error:
         # Typer reports what it could not parse with its own classes, whose package depends on its version.
         show = getattr(error, "format_message", None)
         if show is None:
             raise
-        return _fail(f"{show()} (see quad4fhe --help)", 2, "--json" in words)
+        message = show()
+        return _fail(f"{message} (see quad4fhe --help)", 2, "--json" in words) if message else 2
 
 
 def _fail(message: str, code: int, json: bool) -> int:

@@ -12,7 +12,7 @@ import typer
 import quad4fhe
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.domain import widened
-from quad4fhe.cli.app import FitFile, JsonFlag, app, print_json, print_table, say, write_text
+from quad4fhe.cli.app import FitFile, JsonFlag, app, check_folder, print_json, print_table, say, write_text
 from quad4fhe.data.files import read_samples
 from quad4fhe.fit import Fit
 from quad4fhe.he.calibrate import calibrate
@@ -99,6 +99,8 @@ def predict_command(
     json: JsonFlag = False,
 ) -> None:
     """Decide DATA with the polynomial model of FIT_FILE, in the clear or, with --encrypted, under real encryption."""
+    if out is not None:
+        check_folder(out)
     with Reporter() as progress:
         fitted = Fit.load(fit_file)
         X, y = read_samples(data, "test")

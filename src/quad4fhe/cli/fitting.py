@@ -12,7 +12,18 @@ from rich.console import Console
 
 import quad4fhe
 from quad4fhe._terminal import Reporter
-from quad4fhe.cli.app import CalibFile, FitFile, JsonFlag, ModelFile, app, print_json, print_table, say, write_text
+from quad4fhe.cli.app import (
+    CalibFile,
+    FitFile,
+    JsonFlag,
+    ModelFile,
+    app,
+    check_folder,
+    print_json,
+    print_table,
+    say,
+    write_text,
+)
 from quad4fhe.data.files import read_samples
 from quad4fhe.fit import Fit, fit
 from quad4fhe.fit.result import check_fit_path
@@ -50,7 +61,7 @@ def fit_command(
     target_agreement: Annotated[
         float | None, typer.Option(help="Exit 1, and write nothing, if less than this share is kept.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the polish.")] = 2026,
+    seed: Annotated[int, typer.Option(help="Seed of the polish.", min=0)] = 2026,
     json: JsonFlag = False,
 ) -> None:
     """Replace the ReLU of MODEL by a quadratic that keeps its decisions on CALIB, with a certificate."""
@@ -107,6 +118,8 @@ def compare_command(
     json: JsonFlag = False,
 ) -> None:
     """Show what each way of replacing ReLU keeps of MODEL and what it costs: ours and the published baselines."""
+    if csv is not None:
+        check_folder(csv)
     with Reporter() as progress:
         mlp = MLP.load(model)
         X_cal, _ = read_samples(calib, "calibration")
@@ -152,5 +165,5 @@ def describe_verified(verified: quad4fhe.Verified) -> list[tuple[str, str]]:
     lines = [("statement", f"{verified.statement}: {meaning[verified.statement]}"), ("kept", kept), ("how", exact)]
     if verified.impossible:
         rows = len(verified.weights)
-        lines.append(("impossible", f"no shared quadratic keeps all: {rows} rows contradict each other exactly"))
+        lines.append(("impossible", f"{rows} rows contradict each other exactly, so some decision must be lost"))
     return lines

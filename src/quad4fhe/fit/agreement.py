@@ -29,7 +29,6 @@ class Polished:
 
     coefficients: Array
     agreeing: int
-    lines: int
 
 
 def polish(lift: Lift, starts: Sequence[Array], seed: int, report: Callable[[str], None] | None = None) -> Polished:
@@ -37,14 +36,14 @@ def polish(lift: Lift, starts: Sequence[Array], seed: int, report: Callable[[str
     rng = np.random.default_rng(seed)
     counts = [_agreeing(lift, start) for start in starts]
     at = int(np.argmax(counts))
-    best = Polished(starts[at], counts[at], 0)
+    best = Polished(starts[at], counts[at])
     if lift.samples * lift.classes > _ENTRIES:
         rows = np.sort(rng.choice(lift.samples, max(1, _ENTRIES // lift.classes), replace=False))
         part = replace(lift, Q=lift.Q[rows], L=lift.L[rows], target=lift.target[rows])
         rough = _search(part, best.coefficients, _agreeing(part, best.coefficients), _LINES, rng, report)
         count = _agreeing(lift, rough.coefficients)
         if count > best.agreeing:
-            best = Polished(rough.coefficients, count, 0)
+            best = Polished(rough.coefficients, count)
         return _search(lift, best.coefficients, best.agreeing, _FULL_LINES, rng, report)
     return _search(lift, best.coefficients, best.agreeing, _LINES, rng, report)
 
@@ -58,7 +57,7 @@ def _search(
 ) -> Polished:
     scales = coordinate_scales(lift)[:3]
     limit = _REACH * float(np.linalg.norm(start * scales))
-    point, previous, stale, used = start, start, 0, 0
+    point, previous, stale = start, start, 0
     for line in range(lines):
         if line % 4 == 0:
             direction = point  # all three together: only the fixed biases tell such points apart
@@ -66,19 +65,21 @@ def _search(
             direction, previous = point - previous, point
         else:
             direction = rng.standard_normal(3) / scales
-        used += 1
         lowest, highest = _reach(point * scales, direction * scales, limit)
         low, high = _kept_intervals(lift, point, direction)
         found, step = deepest(np.maximum(low, lowest), np.minimum(high, highest))
+        if found >= count:
+            # The middle of a sliver may round to its edge, so what the step promises is counted before it is taken.
+            ahead = point + step * direction
+            found = _agreeing(lift, ahead)
         stale = 0 if found > count else stale + 1
         if found >= count:
-            point, count = point + step * direction, found
+            point, count = ahead, found
         if stale >= _PATIENCE or count == lift.samples:
             break
         if report is not None and line % 16 == 15:
-            report(f"polish: agreement {100 * count / lift.samples:.2f}% after {used} line searches")
-    exact = _agreeing(lift, point)  # a step in the middle of a sliver may round to its edge
-    return Polished(point, exact, used) if exact >= _agreeing(lift, start) else Polished(start, count, used)
+            report(f"polish: agreement {100 * count / lift.samples:.2f}% after {line + 1} line searches")
+    return Polished(point, count)
 
 
 def _reach(point: Array, direction: Array, limit: float) -> tuple[float, float]:

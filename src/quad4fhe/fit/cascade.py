@@ -55,7 +55,11 @@ def fit(
     `target_agreement` in (0, 1] raises TargetNotReachedError where the calibration agreement stays below it. X_test is
     only measured, never fitted.
     """
-    _check_options(mlp, family, regime, threshold, target_agreement)
+    if not isinstance(mlp, MLP):
+        raise InputError(
+            f"the model is a {type(mlp).__name__}, wanted an MLP: use MLP.from_sklearn, from_torch or load"
+        )
+    _check_options(mlp, family, regime, threshold, target_agreement, seed)
     started = time.perf_counter()
     X = samples("X_cal", X_cal, mlp.features)
     test = None if X_test is None else samples("X_test", X_test, mlp.features)
@@ -72,7 +76,7 @@ def fit(
     return fitted
 
 
-def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: float | None) -> None:
+def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: Any, seed: Any) -> None:
     for name, value, allowed in (
         ("family", family, get_args(Family)),
         ("regime", regime, get_args(Regime)),
@@ -80,7 +84,9 @@ def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: f
     ):
         if value not in allowed:
             raise InputError(f"{name} is {value!r}, wanted one of {', '.join(map(repr, allowed))}")
-    if target is not None and not 0 < target <= 1:
+    if not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed is {seed!r}, wanted a whole number, 0 or more")
+    if target is not None and not (isinstance(target, float | int) and 0 < target <= 1):
         raise InputError(f"target_agreement is {target!r}, wanted a share in (0, 1], such as 0.99")
     if mlp.classes > 2 and threshold == "free":
         raise InputError(f"threshold='free' is for two classes, and this model has {mlp.classes}; leave it out")
@@ -121,8 +127,8 @@ def _result(run: Run, solution: Solution, X_test: NDArray[Any] | None) -> Fit:
     certificate, decided = run.certified or run.certify(solution)
     model = run.model(solution)
     with run.stage("diagnostics"):
-        decimals, bits = coarsest(run, solution)
-        test = None if X_test is None else count_agreement(run.mlp, model, X_test)
+        decimals, bits = coarsest(run, solution, decided.label)
+        test = None if X_test is None else count_agreement(run.mlp, model, X_test, "X_test")
     if run.lift.ties:
         run.notes.append(f"the ReLU logits tie exactly on {run.lift.ties} rows; the lowest class index is their target")
     n, lost, step, cap = certificate.samples, len(certificate.mismatches), solution.step, solution.cap
@@ -130,7 +136,7 @@ def _result(run: Run, solution: Solution, X_test: NDArray[Any] | None) -> Fit:
         samples=n,
         classes=run.lift.classes,
         hard=run.hard,
-        calibration=Agreement(samples=n, agreement=1.0 - lost / n, mismatches=lost),
+        calibration=Agreement(samples=n, agreement=(n - lost) / n, mismatches=lost),
         test=test,
         margin=solution.margin,
         normalised_margin=solution.normalised_margin,

@@ -5,6 +5,8 @@ Decides how homogeneous coefficients become (alpha, beta, eta). In which order t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from quad4fhe._arrays import Array
@@ -12,9 +14,11 @@ from quad4fhe.certificate import Evidence
 from quad4fhe.fit import agreement
 from quad4fhe.fit.pairwise import OutOfRounds, PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.fit.run import Run, Solution
-from quad4fhe.fit.sweep import Sweeper, largest_row
+from quad4fhe.fit.sweep import Sweeper, coordinate_scales, largest_row
+from quad4fhe.lift import Lift
 
 _GAP = 1e-6
+_EXTREME = 1e6  # statistics of the trained models have scales between 0.05 and 500
 
 
 def hard(run: Run) -> Solution | None:
@@ -26,6 +30,8 @@ def hard(run: Run) -> Solution | None:
         if isinstance(found, PairSeparation):
             solution = _solution("hard", found.theta, margin=1.0)
             solution.tolerance = solution.normalised_margin / largest_row(run.lift)
+            if found.gap > _GAP:
+                run.notes.append(f"the margins may not be the widest: relative duality gap {found.gap:.1e}")
             if run.accept_if_lossless(solution):
                 return solution
         elif isinstance(found, PairContradiction):
@@ -41,28 +47,41 @@ def hard(run: Run) -> Solution | None:
 
 def soft(run: Run) -> Solution:
     """MC-S over the grid of C, then the polish if one is wanted."""
-    sweeper = Sweeper(run.lift)
+    stats, scales = _ordinary(run)
+    sweeper = Sweeper(stats)
     with run.stage("soft"):
         softened = soft_pairs(sweeper, tolerance=_GAP, report=run.say)
     run.sweeps += sweeper.sweeps
     run.soft_trace = softened.trace
     step = next(step for step in softened.trace if step.weight == softened.C)
-    solution = _solution(f"soft({softened.C:g})", softened.theta, margin=step.margin)
-    solution.step = step
+    solution = _solution(f"soft({softened.C:g})", softened.theta / scales, margin=step.margin)
+    solution.normalised_margin, solution.step = step.margin / step.norm, step
     if step.gap > _GAP:
         run.notes.append(f"the soft problem stopped at a relative duality gap of {step.gap:.1e}")
     if not run.polish:
         return solution
     with run.stage("polish"):
-        starts = [theta[:3] / theta[3] for theta in (softened.theta, *softened.thetas)]
+        thetas = [theta / scales for theta in (softened.theta, *softened.thetas)]
+        starts = [theta[:3] / theta[3] for theta in thetas]
         better = agreement.polish(run.lift, starts, run.seed, run.say)
     if run.lift.samples - better.agreeing >= run.lost(solution):
         run.notes.append("the polish found no coefficients that keep more decisions")
         return solution
     theta = np.append(better.coefficients, 1.0)
-    polished = _solution(f"{solution.regime}+polish", theta, margin=float(sweeper.margins(theta).margin.min()))
+    worst = float(Sweeper(run.lift).margins(theta).margin.min())
+    polished = _solution(f"{solution.regime}+polish", theta, margin=worst)
     polished.step = step
     return polished
+
+
+def _ordinary(run: Run) -> tuple[Lift, Array]:
+    """The statistics, divided by their scales where these are so extreme that |theta| would measure nothing."""
+    scales = coordinate_scales(run.lift)
+    if scales.max() <= _EXTREME and scales.min() >= 1 / _EXTREME:
+        return run.lift, np.ones(4)
+    run.notes.append("the statistics have an extreme scale, so the soft problem was put in standardised coordinates")
+    Q, L, B, b = (part / s for part, s in zip((run.lift.Q, run.lift.L, run.lift.B, run.lift.b), scales, strict=True))
+    return replace(run.lift, Q=Q, L=L, B=B, b=b), scales
 
 
 def _solution(regime: str, theta: Array, margin: float) -> Solution:

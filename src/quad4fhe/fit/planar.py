@@ -20,6 +20,7 @@ from quad4fhe.lift import Plane
 
 _ORIENTATION_BOUND = (3.0 + 16.0 * 2.0**-53) * 2.0**-53  # Shewchuk's error bound for the 2 x 2 determinant
 _FILTER_ABOVE = 512  # points; below this the chain itself is quicker than filtering for it
+_THIN = 1e-6  # hulls closer than this beside their size are measured in rationals, where no digit is lost
 _UNDERFLOW = 1e-280  # determinants this small may have lost bits to underflow, so their sign is not trusted
 
 
@@ -178,11 +179,12 @@ def separate(plane: Plane) -> Separation | Contact | None:
     plus = hull(points, np.flatnonzero(plane.positive))
     minus = hull(points, np.flatnonzero(~plane.positive))
     found = _nearest_float(points, plus, minus)
-    if not found.is_origin:
+    size = float(np.abs(points).max())
+    if not found.is_origin and max(abs(found.x), abs(found.y)) > _THIN * size:
         separation = _separation(points, plus, minus, found)
         if separation is not None:
             return separation
-    elif (contact := _contact(points, found)) is not None:
+    if found.is_origin and (contact := _contact(points, found)) is not None:
         return contact
     found = _nearest_exact(points, plus, minus)
     if found.is_origin:

@@ -59,25 +59,23 @@ class ReducedSeparation:
     v: Array
     low: float
     high: float
-
-    @property
-    def margin(self) -> float:
-        """The distance of the reduced hulls."""
-        return self.low - self.high
+    margin: float
 
 
 def closest(plane: Plane, mu: float) -> ReducedSeparation | None:
     """Solve D-RCH at base cap mu; None where the reduced hulls meet."""
-    plus = ReducedHull(plane.points[plane.positive], mu)
-    minus = ReducedHull(plane.points[~plane.positive], mu)
+    # A common offset (a constant unit, say) moves no line, but would drown the differences in its rounding.
+    centre = plane.points.mean(axis=0)
+    points = plane.points - centre
+    plus, minus = ReducedHull(points[plane.positive], mu), ReducedHull(points[~plane.positive], mu)
 
     def support(dx: float, dy: float) -> Atom:
         px, py = plus.support(dx, dy)
         qx, qy = minus.support(-dx, -dy)
         return Atom(px - qx, py - qy, (px, py, qx, qy))
 
-    scale = float(np.abs(plane.points).max())
-    start = plane.points[plane.positive].mean(axis=0) - plane.points[~plane.positive].mean(axis=0)
+    scale = float(np.abs(points).max())
+    start = points[plane.positive].mean(axis=0) - points[~plane.positive].mean(axis=0)
     found = nearest_to_origin(
         support, support(float(start[0]), float(start[1])), tolerance=1e-13, noise=8 * 2.0**-53 * scale
     )
@@ -85,11 +83,12 @@ def closest(plane: Plane, mu: float) -> ReducedSeparation | None:
     if norm <= _TOUCHING * scale:
         return None
     theta = np.array([found.x, found.y]) / norm
-    u, v = np.array(plus.support(*theta)), np.array(minus.support(*-theta))
-    low, high = float(theta @ u), float(theta @ v)
+    low, high = float(theta @ np.array(plus.support(*theta))), float(theta @ np.array(minus.support(*-theta)))
     if low - high <= _TOUCHING * scale:
         return None
-    return ReducedSeparation(mu, plus.mu, minus.mu, theta, *_ends(found.atoms, found.x, found.y), low, high)
+    u, v = (end + centre for end in _ends(found.atoms, found.x, found.y))
+    offset = float(theta @ centre)
+    return ReducedSeparation(mu, plus.mu, minus.mu, theta, u, v, low + offset, high + offset, low - high)
 
 
 def _ends(atoms: Sequence[Atom], x: float, y: float) -> tuple[Array, Array]:
@@ -129,10 +128,15 @@ def critical_cap(plane: Plane, separates: float, meets: float = 1.0, rounds: int
 
 @dataclass(frozen=True)
 class PlanarSoft:
-    """The soft fall-back that was chosen: P-RCH at weight c = mu / 2, with the trace over the grid."""
+    """The soft fall-back that was chosen: P-RCH at weight c = mu / 2, with the trace over the grid.
 
-    c: float
-    solution: ReducedSeparation
+    Along theta the positive class is asked to reach `low` = t + rho, the negative to stay below `high` = t - rho.
+    """
+
+    step: SoftStep
+    theta: Array
+    low: float
+    high: float
     trace: list[SoftStep]
 
 
@@ -142,16 +146,16 @@ def soft(plane: Plane) -> PlanarSoft | None:
     On overlapping hulls a large c has the optimum theta = 0. That is no direction, so such a step is only traced.
     """
     trace: list[SoftStep] = []
-    solutions: dict[float, ReducedSeparation] = {}
+    levels: list[tuple[Array, float, float]] = []
     for mu in _soft_caps(plane):
         found = closest(plane, mu)
         if found is not None:
-            solutions[mu / 2] = found
-            trace.append(_soft_step(plane, mu / 2, found))
+            levels.append((found.theta, *_levels(plane, found)))
+            trace.append(_soft_step(plane, mu / 2, found, *levels[-1][1:]))
     if not trace:
         return None
     chosen = best_step(trace)
-    return PlanarSoft(chosen.weight, solutions[chosen.weight], trace)
+    return PlanarSoft(chosen, *levels[trace.index(chosen)], trace)
 
 
 def _soft_caps(plane: Plane) -> list[float]:
@@ -163,10 +167,24 @@ def _soft_caps(plane: Plane) -> list[float]:
     return [*caps, 1.0 / largest] if largest > 1 / caps[-1] else caps
 
 
-def _soft_step(plane: Plane, c: float, found: ReducedSeparation) -> SoftStep:
-    side = np.where(plane.positive, 1.0, -1.0)
-    score = side * (plane.points @ found.theta - (found.low + found.high) / 2)
-    slack = np.maximum(found.margin / 2 - score, 0.0)
+def _levels(plane: Plane, found: ReducedSeparation) -> tuple[float, float]:
+    """t + rho and t - rho of P-RCH: 1/mu samples of a class fall short of its level, so it is an order statistic."""
+    height = plane.points @ found.theta
+    plus, minus = height[plane.positive], -height[~plane.positive]
+    low, high = (
+        float(np.partition(side, k)[k])
+        for side, k in (
+            (plus, min(plus.size, math.ceil(1 / found.mu_plus * (1 - 1e-12))) - 1),
+            (minus, min(minus.size, math.ceil(1 / found.mu_minus * (1 - 1e-12))) - 1),
+        )
+    )
+    return low, -high
+
+
+def _soft_step(plane: Plane, c: float, found: ReducedSeparation, low: float, high: float) -> SoftStep:
+    height = plane.points @ found.theta
+    slack = np.maximum(np.where(plane.positive, low - height, height - high), 0.0)
+    score = np.where(plane.positive, 1.0, -1.0) * (height - (low + high) / 2)
     return SoftStep(
         weight=c,
         agreement=float(np.mean(score > 0)),

@@ -22,7 +22,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array, IntArray, samples
-from quad4fhe.certificate import Certificate
+from quad4fhe.certificate import Certificate, no_room
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import decisions
 from quad4fhe.fit.diagnostics import Agreement, Diagnostics
@@ -220,7 +220,7 @@ class Fit:
         if d.gap is not None:
             lines.append(("duality gap", f"{d.gap:.1e} (relative)"))
         words = {"lossless": "lossless on the calibration set, exactly", "measured": "measured, not lossless"}
-        proof = "; no shared quadratic can keep all (evidence included)" if held.impossible else ""
+        proof = f"; {no_room(held, self.mlp)} (evidence included)" if held.impossible else ""
         lines.append(("certificate", words[held.statement] + proof))
         if d.quantisation.decimals is not None:
             q = d.quantisation
@@ -235,13 +235,13 @@ class Fit:
         return f"<table><caption>quad4fhe fit</caption>{cells}</table>"
 
 
-def count_agreement(mlp: MLP, model: QuadraticModel, X: Any) -> Agreement:
+def count_agreement(mlp: MLP, model: QuadraticModel, X: Any, name: str = "X") -> Agreement:
     """Decisions of `mlp` that `model` keeps on X (n, d), in exact arithmetic."""
     n = int(X.shape[0])
     if n == 0:
-        raise InputError("X has no rows, so there is no agreement to measure")
-    lost = int(np.count_nonzero(decisions(mlp, X).label != decisions(model, X).label))
-    return Agreement(samples=n, agreement=1.0 - lost / n, mismatches=lost)
+        raise InputError(f"{name} has no rows, so there is no agreement to measure")
+    lost = int(np.count_nonzero(decisions(mlp, X, name).label != decisions(model, X, name).label))
+    return Agreement(samples=n, agreement=(n - lost) / n, mismatches=lost)
 
 
 def check_fit_path(path: str | Path) -> Path:
@@ -275,14 +275,22 @@ def _envelope(data: bytes) -> Envelope:
 
 def _write_atomically(path: Path, data: bytes) -> None:
     """Write beside the target and rename, so that a crash or a full disk leaves the old file as it was."""
+    path = path.resolve()  # a link stays a link
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+        os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    """The permissions a new file must not have; the system tells only while it is changed."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
 from quad4fhe._progress import Progress
-from quad4fhe.certificate import Certificate, Evidence, certify, contradiction_weights, evidence_rows
+from quad4fhe.certificate import Certificate, Evidence, certify, evidence_rows, evidence_weights
 from quad4fhe.exact import Decisions
 from quad4fhe.fit.diagnostics import LineOptimum
 from quad4fhe.fit.reduced import ReducedSeparation
@@ -98,7 +98,7 @@ class Run:
     def certify(self, solution: Solution) -> tuple[Certificate, Decisions]:
         """State exactly what these coefficients keep."""
         with self.stage("certificate"):
-            return certify(self.mlp, self.model(solution), self.X, self.evidence)
+            return certify(self.mlp, self.model(solution), self.X, self.evidence, self.progress)
 
     def accept_if_lossless(self, solution: Solution) -> bool:
         """Accept a hard solution only with its certificate: rounding S, T and c may undo a thin separation."""
@@ -129,14 +129,15 @@ class Run:
         first = int(named.scale)  # the scale row comes first where there is one
         for size in range(1, min(most, len(rows)) + 1):
             for chosen in combinations(range(len(rows)), size):
-                if contradiction_weights([rows[k] for k in chosen]) is not None:
-                    picked = [k - first for k in chosen if k >= first]
-                    return Evidence(
-                        geometry=named.geometry,
-                        samples=[named.samples[k] for k in picked],
-                        rivals=[named.rivals[k] for k in picked] if named.rivals else [],
-                        scale=named.scale and chosen[0] == 0,
-                    )
+                picked = [k - first for k in chosen if k >= first]
+                found = Evidence(
+                    geometry=named.geometry,
+                    samples=[named.samples[k] for k in picked],
+                    rivals=[named.rivals[k] for k in picked] if named.rivals else [],
+                    scale=named.scale and chosen[0] == 0,
+                )
+                if evidence_weights(self.lift.target, found, [rows[k] for k in chosen]) is not None:
+                    return found
         return None
 
 

@@ -90,13 +90,17 @@ class Sweeper:
 def coordinate_scales(lift: Lift) -> Array:
     """A typical size of each coordinate of the pairwise lift, 1 where it is constant; shape (4,)."""
     scales = np.zeros(4)
-    for _, Q, L, target in lift.chunks():
-        at = np.arange(target.size)
-        scales[0] += np.square(Q - Q[at, target][:, None]).sum()
-        scales[1] += np.square(L - L[at, target][:, None]).sum()
+    with np.errstate(over="ignore"):  # squares of statistics beyond 1e154; such a scale is not used
+        for _, Q, L, target in lift.chunks():
+            at = np.arange(target.size)
+            scales[0] += np.square(Q - Q[at, target][:, None]).sum()
+            scales[1] += np.square(L - L[at, target][:, None]).sum()
     scales[:2] /= lift.samples * (lift.classes - 1)
-    scales[2], scales[3] = 2 * lift.B.var(), 2 * lift.b.var()
     scales = np.sqrt(scales)
+    for k, offset in ((2, lift.B), (3, lift.b)):
+        # The variance of equal numbers is rounding, not zero; their range is exact.
+        if np.ptp(offset) > 1e-12 * np.abs(offset).max():
+            scales[k] = np.sqrt(2.0) * offset.std()
     usable = (scales > 0) & np.isfinite(scales)
     return np.where(usable, scales, 1.0)
 

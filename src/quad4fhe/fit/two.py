@@ -56,10 +56,10 @@ def soft(run: Run, plane: Plane) -> Solution | None:
         run.refusal = "the lifted classes have the same centre, so no direction tells them apart (theta = 0)"
         return None
     run.soft_trace = softened.trace
-    found = softened.solution
-    solution = _solution(run, plane, f"soft({softened.c:g})", found.theta, found.low, found.high)
-    solution.step = next(step for step in softened.trace if step.weight == softened.c)
-    solution.margin = solution.normalised_margin = solution.step.margin
+    name = f"soft({softened.step.weight:g})"
+    solution = _solution(run, plane, name, softened.theta, softened.low, softened.high)
+    solution.step = softened.step
+    solution.margin = solution.normalised_margin = softened.step.margin
     if not run.polish:
         return solution
     with run.stage("polish"):
@@ -99,10 +99,11 @@ def _line_solution(run: Run, plane: Plane, start: Solution) -> Solution | None:
     known = min(mistakes, run.lift.samples - searched.agreeing)
     best = best_line(plane, known)
     if best is not None and best.mistakes.size <= known:
-        run.best_line = LineOptimum(mismatches=int(best.mistakes.size), optimal=best.optimal)
-        if best.mistakes.size == mistakes:
-            return None
-        return _solution(run, plane, "", best.separation.theta, best.separation.low, best.separation.high)
+        line = best.separation
+        found = _solution(run, plane, "", line.theta, line.low, line.high)
+        if run.lost(found) <= best.mistakes.size:  # not so where eta is too large for the constant to hold the line
+            run.best_line = LineOptimum(mismatches=int(best.mistakes.size), optimal=best.optimal)
+            return found if best.mistakes.size < mistakes else None
     run.best_line = LineOptimum(mismatches=known, optimal=False)
     if known == mistakes:
         return None
