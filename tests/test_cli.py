@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import quad4fhe
 from quad4fhe import Fit, cli
 from quad4fhe.cli import main
 
@@ -70,6 +71,47 @@ def test_compare_shows_ours_beside_the_baselines(files: Path, capsys: pytest.Cap
     assert "Quad" in names
 
 
+def test_plan_then_predict_encrypted(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit_file = files / "fit.safetensors"
+    assert run(capsys, "fit", files / "model.npz", files / "test.npz", "-o", fit_file)[0] == 0
+    code, text, _ = run(capsys, "plan", fit_file, "--samples", 40, "--calib", files / "test.npz")
+    assert code == 0
+    assert "allowed for 128-bit security" in text
+    document = json.loads(run(capsys, "plan", fit_file, "--samples", 40, "--json")[1])
+    assert quad4fhe.Plan.from_dict(document).samples == 40
+    code, text, _ = run(capsys, "predict", fit_file, files / "test.npz", "--encrypted", "-o", files / "out.csv")
+    assert code == 0
+    assert "0 decisions differ from the same model in the clear" in text
+    lines = (files / "out.csv").read_text().splitlines()
+    assert lines[0] == "decision,score"
+    with np.load(files / "test.npz") as z:
+        clear = Fit.load(fit_file).predict(z["X"])
+    assert [int(line.split(",")[0]) for line in lines[1:]] == clear.tolist()
+    shown = json.loads(run(capsys, "predict", fit_file, files / "test.npz", "--json")[1])
+    assert shown["decisions"] == clear.tolist()
+
+
+def test_a_sample_outside_the_box_is_refused_or_clipped(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit_file = files / "fit.safetensors"
+    assert run(capsys, "fit", files / "model.npz", files / "calib.npz", "-o", fit_file)[0] == 0
+    words = ["predict", fit_file, files / "test.npz", "--encrypted"]
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert "is outside the box of this plan: feature" in err
+    code, text, _ = run(capsys, *words, "--clip")
+    assert code == 0
+    assert "were moved to its edge" in text
+
+
+def test_bench_runs_the_papers_circuit_and_ours(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", files / "model.npz", files / "calib.npz", "--test", files / "test.npz", "--samples", 4]
+    code, text, _ = run(capsys, *words, "--no-sweep", "--json")
+    assert code == 0
+    rows = json.loads(text)["minimum"]
+    assert {"Square", "Quad", "Remez-7"} <= {row["scheme"] for row in rows}
+    assert [row["feasible"] for row in rows if row["scheme"].startswith("folded")] == [True, True]
+
+
 def test_the_demo_is_lossless_and_its_files_can_be_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,8 +119,10 @@ def test_the_demo_is_lossless_and_its_files_can_be_used(
     code, text, _ = run(capsys, "demo")
     assert code == 0
     assert "lossless" in text
-    command = text.split("Try it yourself: quad4fhe ")[1].split("\n")[0]
-    assert run(capsys, *command.split())[0] == 0
+    assert "0 decisions differ from the same model in the clear" in text
+    for lead in ("Try it yourself: quad4fhe ", "or: quad4fhe "):
+        command = text.split(lead)[1].split("\n")[0]
+        assert run(capsys, *command.split())[0] == 0
     assert run(capsys, "verify", "demo/fit.safetensors", "demo/calib.npz", "--model", "demo/model.npz")[0] == 0
 
 
@@ -140,7 +184,7 @@ def test_a_bug_is_not_disguised_as_bad_input(files: Path, monkeypatch: pytest.Mo
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(cli, "fit", broken)
+    monkeypatch.setattr(cli.fitting, "fit", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         main(["fit", str(files / "model.npz"), str(files / "calib.npz")])
 

@@ -1,4 +1,4 @@
-"""The first run of a newcomer: train, fit, verify, on data that comes with scikit-learn.
+"""The first run of a newcomer: train, fit, verify, plan, encrypt, predict, on data that comes with scikit-learn.
 
 Decides the story of the demo. It calls the same functions a user calls and prints nothing itself.
 """
@@ -14,24 +14,33 @@ import numpy as np
 
 from quad4fhe._progress import Progress, silent
 from quad4fhe.certificate import Verified, verify
+from quad4fhe.circuit.domain import widened
+from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.fit import Fit, fit
+from quad4fhe.he.calibrate import calibrate
+from quad4fhe.he.predict import Prediction, predict_encrypted
 from quad4fhe.mlp import MLP
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo made: the fit, the evidence that it holds, accuracies on the test part, and the files."""
+    """What the demo made: fit, evidence, plan, encrypted prediction, accuracies on the test part, and the files."""
 
     fit: Fit
     verified: Verified
+    plan: Plan
+    prediction: Prediction
     relu_accuracy: float
-    quadratic_accuracy: float
+    encrypted_accuracy: float
     files: dict[str, Path]
 
 
 def run_demo(folder: Path, progress: Progress = silent) -> Demo:
-    """Train a small classifier on the breast-cancer data, replace its ReLU, verify, and write the files to `folder`."""
+    """Train a small classifier on the breast-cancer data, replace its ReLU, verify, and decide the test part encrypted.
+
+    New patients are not all inside the range of the old ones, so the plan's box is half a range wider on each side.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -54,11 +63,16 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
         raise InputError(f"can't write to {folder}: {error.strerror or error}") from None
     fitted.save(files["fit"])
     verified = verify(Fit.load(files["fit"]), mlp, X_cal, progress)
+    progress("plan", 0, 0)
+    made = plan(fitted, samples=len(X_test), X=X_cal, box=widened(fitted.box, 0.5), machine=calibrate())
+    prediction = predict_encrypted(fitted, made, X_test, clip=True, progress=progress)
     return Demo(
         fit=fitted,
         verified=verified,
+        plan=made,
+        prediction=prediction,
         relu_accuracy=float(np.mean(mlp.decide(X_test) == y_test)),
-        quadratic_accuracy=float(np.mean(fitted.predict(X_test) == y_test)),
+        encrypted_accuracy=float(np.mean(prediction.decisions == y_test)),
         files=files,
     )
 

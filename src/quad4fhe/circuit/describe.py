@@ -100,6 +100,6 @@ def _bill(plan: Plan) -> list[str]:
     each = plan.samples
     return [
         f"bill: {readable_bytes(bill.upload_bytes)} up, {readable_bytes(bill.download_bytes)} down, {keys}",
-        f"time on the {bill.machine} machine, one core: client {readable_seconds(bill.client_seconds)}, server "
+        f"time on {bill.machine} machine, one core: client {readable_seconds(bill.client_seconds)}, server "
         f"{readable_seconds(bill.server_seconds)} ({readable_seconds(bill.seconds / each)} a sample together)",
     ]

@@ -31,7 +31,7 @@ class Machine:
 
 
 # Measured on one core of an AMD EPYC (Zen 3, 2.45 GHz), numba kernels.
-REFERENCE = Machine("reference", multiply=0.055, element=1.0, encrypt=100.0, decrypt=65.0, rotate=25.0, plain=8.0)
+REFERENCE = Machine("the reference", multiply=0.055, element=1.0, encrypt=100.0, decrypt=65.0, rotate=25.0, plain=8.0)
 
 
 @dataclass(frozen=True)

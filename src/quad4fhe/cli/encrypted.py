@@ -12,11 +12,24 @@ import typer
 import quad4fhe
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.domain import widened
-from quad4fhe.cli.app import FitFile, JsonFlag, app, check_folder, print_json, print_table, say, write_text
+from quad4fhe.cli.app import (
+    CalibFile,
+    FitFile,
+    JsonFlag,
+    ModelFile,
+    app,
+    check_folder,
+    print_json,
+    print_table,
+    say,
+    write_text,
+)
 from quad4fhe.data.files import read_samples
-from quad4fhe.fit import Fit
+from quad4fhe.fit import Fit, fit
+from quad4fhe.he import bench
 from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.predict import Prediction, predict_encrypted
+from quad4fhe.mlp import MLP
 
 
 class LayoutName(StrEnum):
@@ -131,3 +144,36 @@ def _csv(prediction: Prediction) -> str:
     for decision, logits in zip(prediction.decisions.tolist(), prediction.logits.tolist(), strict=True):
         lines.append(",".join([str(decision), *(repr(value) for value in logits)]))
     return "\n".join(lines) + "\n"
+
+
+@app.command("bench")
+def bench_command(
+    model: ModelFile,
+    calib: CalibFile,
+    test: Annotated[Path, typer.Option(help="Test data (X, optional y) to run encrypted.")],
+    samples: Annotated[int, typer.Option(help="How many test samples to run in each configuration.", min=1)] = 32,
+    sweep: Annotated[bool, typer.Option(help="Precision sweep: log2(scale) from 25 to 45.")] = True,
+    minimum: Annotated[bool, typer.Option(help="Minimum feasible configuration, down to N = 2^12.")] = True,
+    json: JsonFlag = False,
+) -> None:
+    """Run the paper's encrypted experiments on MODEL: its circuit for Square, Quad and Remez, and our folded one."""
+    with Reporter() as progress:
+        mlp = MLP.load(model)
+        X_cal, _ = read_samples(calib, "calibration")
+        X_test, y_test = read_samples(test, "test")
+        X, y = np.asarray(X_test[:samples], dtype=np.float64), None if y_test is None else y_test[:samples]
+        fitted = fit(mlp, X_cal, polish=False, progress=progress)
+        shown = bench.schemes(mlp, (fitted.alpha, fitted.beta, fitted.eta), X_cal)
+        outcomes: dict[str, list[bench.Outcome]] = {}
+        if sweep:
+            outcomes["sweep"] = bench.precision_sweep(mlp, shown, X, y, progress=progress)
+        if minimum:
+            found = bench.minimum_configuration(mlp, shown, X, y, progress=progress)
+            box = np.stack([np.minimum(fitted.box[0], X.min(axis=0)), np.maximum(fitted.box[1], X.max(axis=0))])
+            outcomes["minimum"] = found + bench.minimum_plan(fitted, X, y, X_cal, box)
+    if json:
+        print_json({name: [outcome.to_dict() for outcome in rows] for name, rows in outcomes.items()})
+        return
+    titles = {"sweep": "Precision sweep, the paper's circuit", "minimum": "Minimum feasible configuration"}
+    for name, rows in outcomes.items():
+        say(f"{titles[name]}, {len(X)} test samples\n\n{bench.table(rows)}\n")

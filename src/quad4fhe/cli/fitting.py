@@ -138,23 +138,29 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where the demo writes its files.")] = Path("demo"),
     json: JsonFlag = False,
 ) -> None:
-    """Train a small classifier on data that comes with scikit-learn, replace its ReLU, and verify the result."""
+    """Train a small classifier on data that comes with scikit-learn, replace its ReLU, verify, and predict encrypted."""
     from quad4fhe.demo import run_demo
 
     with Reporter() as progress:
         shown = run_demo(folder, progress)
     if json:
         document = {"fit": shown.fit.to_dict(), "verified": msgspec.to_builtins(shown.verified)}
-        accuracy = {"relu": shown.relu_accuracy, "quadratic": shown.quadratic_accuracy}
-        print_json({**document, "accuracy": accuracy, "files": {k: str(v) for k, v in shown.files.items()}})
+        accuracy = {"relu": shown.relu_accuracy, "encrypted": shown.encrypted_accuracy}
+        encrypted = {"plan": shown.plan.to_dict(), "prediction": shown.prediction.to_dict()}
+        print_json(
+            {**document, **encrypted, "accuracy": accuracy, "files": {k: str(v) for k, v in shown.files.items()}}
+        )
         return
     say("A classifier with 64 ReLU units was trained on the breast-cancer data; each ReLU became one quadratic.")
     print_table("fit", shown.fit.summary())
     print_table("certificate holds", describe_verified(shown.verified))
-    accuracies = (shown.relu_accuracy, shown.quadratic_accuracy)
-    say("Test accuracy: {:.2%} with ReLU, {:.2%} with the quadratic.".format(*accuracies))
+    print_table("encryption plan", [("", line) for line in quad4fhe.describe(shown.plan).splitlines()])
+    print_table("encrypted prediction of the test part", shown.prediction.summary())
+    accuracies = (shown.relu_accuracy, shown.encrypted_accuracy)
+    say("Test accuracy: {:.2%} with ReLU in the clear, {:.2%} with the quadratic under encryption.".format(*accuracies))
     files = shown.files
     say(f"Try it yourself: quad4fhe fit {files['model']} {files['calibration']} --test {files['test']}")
+    say(f"             or: quad4fhe predict {files['fit']} {files['test']} --encrypted --widen 0.5 --clip")
 
 
 def describe_verified(verified: quad4fhe.Verified) -> list[tuple[str, str]]:

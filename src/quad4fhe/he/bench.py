@@ -12,13 +12,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array
+from quad4fhe._progress import Progress, silent
 from quad4fhe.circuit.plan import Fitted, Layout, Plan, plan
 from quad4fhe.errors import InputError
-from quad4fhe.he.paper import Activation, PaperCircuit
+from quad4fhe.he.paper import SQUARE, Activation, PaperCircuit, monomials, quad
 from quad4fhe.he.session import connect
 from quad4fhe.mlp import MLP, decide
+from quad4fhe.polynomials import preactivations, remez
 
 SWEEP = (25, 30, 35, 40, 45)
 LAYOUTS: tuple[Layout, ...] = ("batch", "packed")
@@ -76,6 +79,13 @@ class Outcome:
         return asdict(self)
 
 
+def schemes(mlp: MLP, coefficients: tuple[float, float, float], X_cal: ArrayLike) -> list[Activation]:
+    """The schemes of the paper's encrypted tables: Square, Quad with these coefficients, Remez-2, 3, 5, 7."""
+    seen = preactivations(mlp, X_cal)
+    fitted = [monomials(remez(degree, seen.lo, seen.hi)) for degree in (2, 3, 5, 7)]
+    return [SQUARE, quad(*coefficients), *fitted]
+
+
 def run_paper(mlp: MLP, activation: Activation, where: Configuration, X: Array, y: Array | None = None) -> Outcome:
     """One scheme of the paper's circuit in one configuration, on the samples X, batch by batch."""
 
@@ -127,13 +137,15 @@ def precision_sweep(
     X: Array,
     y: Array | None = None,
     scales: Sequence[int] = SWEEP,
+    progress: Progress = silent,
 ) -> list[Outcome]:
     """Every scheme at every log2(scale), each at its own least depth of the paper's grid."""
-    return [
-        run_paper(mlp, activation, Configuration(2**14, max(4, activation.depth), log2_scale=scale), X, y)
-        for activation in activations
-        for scale in scales
-    ]
+    runs = [(activation, scale) for activation in activations for scale in scales]
+    out = []
+    for done, (activation, scale) in enumerate(runs):
+        progress(f"{activation.name} at scale 2^{scale}", done, len(runs))
+        out.append(run_paper(mlp, activation, Configuration(2**14, max(4, activation.depth), log2_scale=scale), X, y))
+    return out
 
 
 def minimum_configuration(
@@ -142,20 +154,24 @@ def minimum_configuration(
     X: Array,
     y: Array | None = None,
     grid: Sequence[Configuration] = SMALL_GRID + PAPER_GRID,
+    progress: Progress = silent,
 ) -> list[Outcome]:
     """For each scheme the rows of the grid in order, up to and including the first that is feasible."""
     out = []
     for activation in activations:
         for where in grid:
+            progress(f"{activation.name} at N = {where.ring}, depth {where.depth}", 0, 0)
             out.append(run_paper(mlp, activation, where, X, y))
             if out[-1].feasible:
                 break
     return out
 
 
-def minimum_plan(fit: Fitted, X: Array, y: Array | None = None, X_cal: Array | None = None) -> list[Outcome]:
+def minimum_plan(
+    fit: Fitted, X: Array, y: Array | None = None, X_cal: ArrayLike | None = None, box: ArrayLike | None = None
+) -> list[Outcome]:
     """The folded circuit in both layouts, strict: the rows below the paper's grid."""
-    plans = [plan(fit, samples=len(X), layout=layout, X=X_cal) for layout in LAYOUTS]
+    plans = [plan(fit, samples=len(X), layout=layout, X=X_cal, box=box) for layout in LAYOUTS]
     return [run_plan(fit, made, X, y) for made in plans]
 
 

@@ -23,6 +23,7 @@ from quad4fhe.errors import InputError
 from quad4fhe.he.packed import EvaluationKeys
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.mlp import MLP
+from quad4fhe.polynomials import Polynomial
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,17 @@ class Activation:
         """The polynomial in the clear."""
         out: Array = np.polynomial.polynomial.polyval(u, np.array(self.coefficients))
         return out
+
+
+def monomials(polynomial: Polynomial) -> Activation:
+    """A single-stage replacement in the powers this circuit computes."""
+    if polynomial.gate is not None:
+        raise InputError(f"{polynomial.name} is a composition, which the paper's circuit does not evaluate")
+    series = polynomial.stages[0]
+    powers = np.polynomial.Chebyshev(series.coefficients, domain=[series.lo, series.hi]).convert(
+        kind=np.polynomial.Polynomial
+    )
+    return Activation(polynomial.name, tuple(float(c) for c in powers.coef))
 
 
 SQUARE = Activation("Square", (0.0, 0.0, 1.0))
