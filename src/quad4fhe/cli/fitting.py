@@ -138,7 +138,7 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where the demo writes its files.")] = Path("demo"),
     json: JsonFlag = False,
 ) -> None:
-    """Train a small classifier on data that comes with scikit-learn, replace its ReLU, verify, and predict encrypted."""
+    """Train a small classifier on data of scikit-learn, replace its ReLU, verify, and predict encrypted."""
     from quad4fhe.demo import run_demo
 
     with Reporter() as progress:
