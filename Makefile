@@ -12,7 +12,8 @@ test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	# Many small problems: threads of the BLAS would only wait for each other.
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check --fix .
