@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import IntArray, samples, samples_sha256
 from quad4fhe._progress import Progress, silent
-from quad4fhe.errors import CertificateError
+from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import Decisions, WholeNumbers, decisions
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
@@ -169,7 +169,7 @@ def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress
     progress("evidence of impossibility", 3, 4)
     weights: list[Fraction] = []
     if claim.impossible is not None:
-        if claim.statement == "lossless":
+        if claim.statement == "lossless" and fit.family == "shared":
             raise CertificateError("the certificate says both lossless and impossible")
         weights = check_evidence(fit.mlp, X, targets.label, claim.impossible)
     progress("done", 4, 4)
@@ -208,6 +208,15 @@ def _check_family(fit: Certified) -> None:
                 f"alpha={fit.alpha!r}, beta={fit.beta!r}, eta={fit.eta!r}, tau={fit.tau!r} are not the coefficients "
                 "behind S, T and c"
             )
+    elif fit.family == "unitwise":
+        try:
+            expected = QuadraticModel.unitwise(fit.mlp, fit.alpha, fit.beta, fit.eta)
+        except InputError as error:
+            raise CertificateError(f"the unitwise coefficients can't be those behind S, T and c: {error}") from None
+        if expected.sha256 != fit.model.sha256:
+            raise CertificateError("the unitwise alpha, beta and eta are not the coefficients behind S, T and c")
+    elif fit.family != "head":
+        raise CertificateError(f"the family {fit.family!r} is unknown, so nothing ties its coefficients to S, T and c")
 
 
 def _check_decisions(claim: Certificate, targets: Decisions, kept: Decisions) -> None:

@@ -26,6 +26,7 @@ from quad4fhe.certificate import Certificate
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import decisions
 from quad4fhe.fit.trace import SoftStep
+from quad4fhe.fit.trials import Conditioning, FamilyStep, FamilyTrial
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
 
@@ -75,7 +76,9 @@ class Diagnostics(msgspec.Struct, frozen=True, kw_only=True):
 
     `hard` says what the exact test found. `margin` is that of the regime's own problem (distance of the hulls or
     reduced hulls, or the worst pairwise margin) and `normalised_margin` the same at unit norm. `weight` is C (or c in
-    the plane). Seconds are wall time by stage.
+    the plane). Seconds are wall time by stage. For unitwise and head, `margin` is the worst margin of the logits and
+    `normalised_margin` that over the norm of (S, T, c); `hard`, `critical_mu` and the traces are those of the shared
+    fit that served as prior. `families` and `conditioning` hold one entry per family that was tried or fitted.
     """
 
     samples: int
@@ -99,6 +102,9 @@ class Diagnostics(msgspec.Struct, frozen=True, kw_only=True):
     sweeps: int
     notes: list[str]
     seconds: dict[str, float]
+    families: list[FamilyTrial] = []
+    family_trace: list[FamilyStep] = []
+    conditioning: list[Conditioning] = []
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,9 +128,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Fit:
     """A replacement of one model's ReLU, with its evidence.
 
-    `alpha`, `beta`, `eta` are floats for the shared family; `tau` is the decision threshold that was moved into c (0
-    unless threshold="free"). `box` (2, d) is the range of each feature on the calibration set and `margins` (n,) the
-    gap between the winning logit and the next on each calibration sample.
+    `alpha`, `beta`, `eta` are floats for the shared family, (m,) arrays for unitwise, None for head; `tau` is the
+    decision threshold that was moved into c (0 unless shared with threshold="free"). `box` (2, d) is the range of each
+    feature on the calibration set and `margins` (n,) the gap between the winning logit and the next on each
+    calibration sample.
     """
 
     mlp: MLP
@@ -273,7 +280,12 @@ class Fit:
         """The result in words: (name, value) lines for a terminal or a notebook."""
         d, held = self.diagnostics, self.certificate
         lines = [("family", self.family), ("regime", self.regime)]
-        if isinstance(self.alpha, float):
+        if self.family == "unitwise":
+            lines.append(("coefficients", f"alpha, beta and eta for each of {self.mlp.units} hidden units"))
+        elif self.family == "head":
+            K, m = self.S.shape
+            lines.append(("coefficients", f"S and T ({K} x {m}) and c ({K}), all free"))
+        else:
             tau = f", tau {self.tau:.6g}" if self.tau else ""
             lines.append(("coefficients", f"alpha {self.alpha:.6g}, beta {self.beta:.6g}, eta {self.eta:.6g}{tau}"))
         kept = f"{100 * d.calibration.agreement:.2f}% of {d.samples} decisions kept"
@@ -281,6 +293,10 @@ class Fit:
         if d.test is not None:
             kept = f"{100 * d.test.agreement:.2f}% of {d.test.samples} decisions kept"
             lines.append(("test", f"{kept}, {d.test.mismatches} lost"))
+        for trial in d.families:
+            chosen = " (chosen)" if trial.family == self.family and len(d.families) > 1 else ""
+            estimate = f"{100 * trial.agreement:.2f}% ± {100 * trial.spread:.2f}"
+            lines.append(("cross-validated", f"{trial.family} {estimate}{chosen}"))
         lines.append(("margin", f"{d.margin:.6g} (normalised {d.normalised_margin:.6g})"))
         if d.gap is not None:
             lines.append(("duality gap", f"{d.gap:.1e} (relative)"))
