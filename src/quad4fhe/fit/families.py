@@ -7,7 +7,7 @@ family is fitted at one strength is left to `distil`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
 from typing import Any
@@ -35,7 +35,7 @@ STRENGTHS = (100.0, 10.0, 1.0, 0.1)
 
 _CV_ROWS = 10_000  # a strength is counted in rows, so one chosen on this many serves all of them
 _ROUNDS, _TOLERANCE = 60, 1e-4
-_FINAL_ROUNDS = 120
+_FEW_ROUNDS = 30  # where rows are few enough to be filled up, stopping early costs no agreement
 _TETHER = 100.0  # how much stronger the finish is tied to the solution so far than that was to its prior
 _WIDTH = 1.0  # margin that the finish asks for, in the ReLU model's own logits
 Priors = Callable[[IntArray], QuadraticModel]
@@ -159,35 +159,47 @@ class Families:
     def fit(self, family: str) -> tuple[Array, Array, Array]:
         """S (K, m), T (K, m), c (K,) of a judged family, on all rows."""
         setting = _setting(self.judged[family])
-        self._progress(f"{family} on all rows", 0, 0)
         pool, weight = self._pool, self._pool.weights()
-        weights, constant = self._scaled_priors([self.shared], pool, weight, setting.sharpness)
-        problem = self._problem(family, weights, constant, pool, setting.sharpness)
-        loss = Divergence(pool.logits * setting.sharpness)
-        weights, constant = self._descend(
-            problem, loss, pool, weight, (weights, constant), setting, rounds=_FINAL_ROUNDS
-        )
+        steps = STRENGTHS[: STRENGTHS.index(setting.strength) + 1]
+        # By the same steps as in the folds: what was judged is where they lead, not where endless descent would.
+        point = self._stack([self.shared])
+        for _, point in self._descent(family, [self.shared], pool, weight, setting.sharpness, steps):  # noqa: B007
+            self._progress(f"{family} on all rows", 0, 0)
         if setting.finish:
-            weights, constant = self._sharpen(family, pool, weight, weights, constant, setting)
+            point = self._sharpen(family, pool, weight, *point, setting)
         # Back on the scale of the ReLU model's own logits; no decision depends on it.
-        return self._features.scales.coefficients(weights[0] / setting.sharpness, constant[0] / setting.sharpness)
+        weights, constant = point[0][0] / setting.sharpness, point[1][0] / setting.sharpness
+        return self._features.scales.coefficients(weights, constant)
 
     def _path(self, family: str, sharpness: float) -> Sequence[Judged]:
         pool, weight = self._part, self._part.fold_weights()
-        point = self._scaled_priors(self._fold_priors, pool, weight, sharpness)
-        problem = self._problem(family, *point, pool, sharpness)
-        loss = Divergence(pool.logits * sharpness)
         path: list[Judged] = []
-        for done, strength in enumerate(STRENGTHS):
-            self._progress(f"cross-validation of {family}, sharpness {sharpness:g}", done, len(STRENGTHS))
-            setting = Setting(sharpness, strength)
-            point = self._descend(problem, loss, pool, weight, point, setting)
+        for setting, point in self._descent(family, self._fold_priors, pool, weight, sharpness, STRENGTHS):
             path.append(self._judge_point(family, setting, *point))
             best = max(path, key=lambda step: float(step.score.mean()))
             behind, error = path[-1].behind(best)
+            self._progress(f"cross-validation of {family}, sharpness {sharpness:g}", len(path), len(STRENGTHS))
             if behind > 2 * error:
                 break  # weaker priors only overfit further
         return path
+
+    def _descent(
+        self,
+        family: str,
+        priors: Sequence[QuadraticModel],
+        pool: Pool,
+        weight: Single,
+        sharpness: float,
+        strengths: Sequence[float],
+    ) -> Iterator[tuple[Setting, tuple[Array, Array]]]:
+        """From the priors to ever weaker strengths, each from where the one before it ended."""
+        point = self._scaled_priors(priors, pool, weight, sharpness)
+        problem = self._problem(family, *point, pool, sharpness)
+        loss = Divergence(pool.logits * sharpness)
+        for strength in strengths:
+            setting = Setting(sharpness, strength)
+            point = self._descend(problem, loss, pool, weight, point, setting)
+            yield setting, point
 
     def _finish(self, family: str, chosen: Judged) -> Judged:
         setting = _setting(chosen)
@@ -220,9 +232,9 @@ class Families:
         weight: Single,
         start: tuple[Array, Array],
         setting: Setting,
-        rounds: int = _ROUNDS,
     ) -> tuple[Array, Array]:
         # Sharper targets make the loss larger in proportion, and the prior must not fade with them.
+        rounds = _FEW_ROUNDS if pool.blends else _ROUNDS
         problem.strengthen(setting.strength / (pool.real * setting.sharpness))
         weights, constant, _ = distil(pool.features, problem, loss, weight, start, rounds=rounds, tolerance=_TOLERANCE)
         return weights, constant
