@@ -161,10 +161,9 @@ class Families:
         setting = _setting(self.judged[family])
         pool, weight = self._pool, self._pool.weights()
         steps = STRENGTHS[: STRENGTHS.index(setting.strength) + 1]
+        self._progress(f"{family} on all rows", 0, 0)
         # By the same steps as in the folds: what was judged is where they lead, not where endless descent would.
-        point = self._stack([self.shared])
-        for _, point in self._descent(family, [self.shared], pool, weight, setting.sharpness, steps):  # noqa: B007
-            self._progress(f"{family} on all rows", 0, 0)
+        *_, (_, point) = self._descent(family, [self.shared], pool, weight, setting.sharpness, steps)
         if setting.finish:
             point = self._sharpen(family, pool, weight, *point, setting)
         # Back on the scale of the ReLU model's own logits; no decision depends on it.
