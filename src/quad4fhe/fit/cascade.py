@@ -83,13 +83,10 @@ def fit(
     fitted = _result(run, solution, taken, test)
     reached = fitted.diagnostics.calibration.agreement
     if target_agreement is not None and reached < target_agreement:
+        auto = "lower the target, or use more representative calibration data"
         raise TargetNotReachedError(
             f"the best agreement found is {100 * reached:.3f}%, below the target of {100 * target_agreement:.3f}%; "
-            + (
-                "lower the target, or use more representative calibration data"
-                if family == "auto"
-                else "try family='auto'"
-            )
+            + (auto if family == "auto" else "try family='auto'")
         )
     return fitted
 
