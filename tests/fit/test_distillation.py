@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -54,6 +55,26 @@ def test_features_made_again_at_every_pass_are_those_kept_in_memory_to_the_bit()
     assert not kept.streamed
     for (_, a), (_, b) in zip(kept.chunks(), streamed.chunks(), strict=True):
         assert np.array_equal(a, b)
+
+
+def test_memory_is_one_copy_within_the_budget_and_a_few_steps_beyond_it() -> None:
+    mlp, n = small(units=64), 300_000
+    X = rng.standard_normal((n, 4)).astype(np.float32)
+    peaks = []
+    for budget in (10**9, 0):
+        tracemalloc.start()
+        for _ in Standardised(mlp, X, budget).chunks():
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    copy = 8 * n * 64
+    assert peaks[0] < 1.5 * copy
+    assert peaks[1] < 0.5 * copy
+
+
+def test_features_too_large_to_square_twice_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match="scale the features"):
+        Standardised(small(), 1e80 * rng.standard_normal((50, 4)), 10**9)
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 4])

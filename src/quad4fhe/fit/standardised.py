@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, row_chunks
+from quad4fhe.errors import InputError
 from quad4fhe.mlp import MLP
 
 Single = NDArray[np.float32]
@@ -122,9 +123,12 @@ def _scales(mlp: MLP, X: NDArray[Any]) -> Scales:
     second, fourth = np.zeros(m), np.zeros(m)
     for _, chunk in row_chunks("X_cal", X, row_bytes):
         y = chunk @ mlp.W1.T + (mlp.b1 - mean)
-        np.square(y, out=y)
-        second += y.sum(axis=0)
-        fourth += np.square(y, out=y).sum(axis=0)
+        with np.errstate(over="ignore"):  # reported below, with a name
+            np.square(y, out=y)
+            second += y.sum(axis=0)
+            fourth += np.square(y, out=y).sum(axis=0)
+    if not np.isfinite(fourth).all():
+        raise InputError("X_cal overflows the squares of the hidden layer; scale the features to ordinary size first")
     spread = np.sqrt(second / n)
     spread[spread <= _STILL * (1.0 + np.abs(mean))] = 1.0
     square_mean = second / n / np.square(spread)
