@@ -132,6 +132,15 @@ def test_parametrisations_gather_with_the_transpose_of_what_they_expand_by(name:
     np.testing.assert_allclose((slope * x).sum(axis=1), 2 * value, rtol=1e-8)
 
 
+def test_unitwise_accepts_moments_that_rounding_has_left_indefinite() -> None:
+    mlp = small()
+    moments = np.full((14, 14), 1.0) - 1e-7 * np.eye(14)
+    family = Unitwise(mlp, np.zeros((1, 3, 14)), np.zeros((1, 3)), moments, 1.0)
+    family.strengthen(1e-9)
+    weights, _ = family.expand(rng.standard_normal((1, 17)))
+    assert np.isfinite(weights).all()
+
+
 def test_descent_solves_a_stack_of_quadratics_each_to_its_own_minimum() -> None:
     roots = rng.standard_normal((3, 20, 20))
     matrices = np.einsum("bij,bkj->bik", roots, roots) + np.eye(20)

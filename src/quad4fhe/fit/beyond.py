@@ -12,6 +12,7 @@ from dataclasses import replace as with_changes
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from quad4fhe._arrays import Array, row_chunks
 from quad4fhe.certificate import Certificate, certify
@@ -85,7 +86,7 @@ def replace(run: Run, base: Replacement, family: str, priors: Priors, target: fl
             raise InputError(f"family={family!r} needs at least {_FEWEST} calibration rows, and X_cal has {n}")
         run.notes.append(f"{n} calibration rows are too few to compare families (fewer than {_FEWEST})")
         return base
-    with run.stage("families"):
+    with run.stage("families"), _one_thread():
         tried = Families(
             run.mlp,
             run.X,
@@ -138,7 +139,7 @@ def _first_that_reaches(run: Run, tried: Families, base: Replacement, target: fl
 
 
 def _fitted(run: Run, tried: Families, family: str) -> Replacement:
-    with run.stage("families"):
+    with run.stage("families"), _one_thread():
         S, T, c = tried.fit(family)
         alpha: Array | None = None
         beta: Array | None = None
@@ -166,6 +167,13 @@ def _fitted(run: Run, tried: Families, family: str) -> Replacement:
         certificate=certificate,
         decided=decided,
     )
+
+
+def _one_thread() -> Any:
+    """Matrix products of a few milliseconds each gain nothing from more threads: on a busy machine these spin, for many
+    times the work, and the order of their sums would make the result depend on the number of cores.
+    """
+    return threadpool_limits(limits=1, user_api="blas")
 
 
 def _worst_margin(run: Run, model: QuadraticModel) -> float:

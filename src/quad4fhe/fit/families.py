@@ -1,8 +1,8 @@
 """Which family, how sharp, how strong a prior: chosen by cross-validation, the smaller one on a tie within one error.
 
 Decides between shared, unitwise and head, which cost the same under encryption, on held-out decisions alone. Every
-family is drawn towards the shared fit, so that the strongest prior is the paper's replacement itself. How a
-family is fitted at one strength is left to `distil`.
+family is drawn towards the shared fit, so that the strongest prior is the paper's replacement itself. How a family is
+fitted at one strength is left to `distil`, which rows inform which to `pool`.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ class Families:
         start: tuple[Array, Array],
         setting: Setting,
     ) -> tuple[Array, Array]:
-        # Sharper targets make the loss larger in proportion, and the prior must not fade with them.
         rounds = _FEW_ROUNDS if pool.blends else _ROUNDS
+        # Sharper targets make the loss larger in proportion and squared distances by its square; once is left over.
         problem.strengthen(setting.strength / (pool.real * setting.sharpness))
         weights, constant, _ = distil(pool.features, problem, loss, weight, start, rounds=rounds, tolerance=_TOLERANCE)
         return weights, constant

@@ -7,7 +7,6 @@ column j of W2), so scaled that descent sees a problem of order one. Losses and 
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
 
 from quad4fhe._arrays import Array
 from quad4fhe.mlp import MLP
@@ -16,7 +15,10 @@ _CURVATURE = 0.25
 
 
 class Unitwise:
-    """Weights = prior + columns * (R^-1 u), constants = prior + range of W2; a prior for each of the problems."""
+    """Weights = prior + columns * (P u), constants = prior + range of W2; a prior for each of the problems.
+
+    P = (curvature + strength * sizes)^(-1/2), sizes being the squared norms of the columns.
+    """
 
     name = "unitwise"
 
@@ -33,46 +35,42 @@ class Unitwise:
         bias = sharpness * mlp.b2
         self._constant = bias + (constant - bias) @ self._range @ self._range.T
         centred = self._columns - self._columns.mean(axis=0) if mlp.outputs > 1 else self._columns
-        self._curved = _CURVATURE * (centred.T @ centred) * moments
-        self._sizes = np.einsum("kj,kj->j", self._columns, self._columns)
+        sizes = np.einsum("kj,kj->j", self._columns, self._columns)
         # A unit that no class listens to has no say, and must not make the ridge singular.
-        self._sizes = np.maximum(self._sizes, 1e-12 * self._sizes.max(initial=1e-300))
+        self._norms = np.sqrt(np.maximum(sizes, 1e-12 * sizes.max(initial=1e-300)))
+        unit = centred / self._norms
+        # Moments summed in float32 are only nearly semidefinite: an eigenbasis can be mended, a Cholesky factor fails.
+        spectrum, self._axes = np.linalg.eigh(_CURVATURE * (unit.T @ unit) * moments)
+        self._spectrum = np.maximum(spectrum, 0.0)
         self.strengthen(1.0)
 
     def strengthen(self, strength: float) -> None:
         """Set the ridge: strength/2 times the squared distance of the weights from the prior."""
-        self._ridge = strength * self._sizes
-        self._root = cholesky(self._curved + np.diag(self._ridge))
+        self._strength = strength
+        self._scale = 1.0 / np.sqrt(self._spectrum + strength)
 
     def expand(self, x: Array) -> tuple[Array, Array]:
         """Weights (problems, K, 2m) and constants (problems, K) of the unknowns x (problems, size)."""
-        weights = self._prior + self._columns * self._own(x)[:, None, :]
-        return weights, self._constant + x[:, self._sizes.size :] @ self._range.T
+        u, c = x[:, : self._norms.size], x[:, self._norms.size :]
+        own = ((u * self._scale) @ self._axes.T) / self._norms
+        return self._prior + self._columns * own[:, None, :], self._constant + c @ self._range.T
 
     def gather(self, weights: Array, constant: Array) -> Array:
         """The gradient in x of what has these gradients in weights and constants."""
-        own = np.einsum("bkj,kj->bj", weights, self._columns)
-        return np.concatenate([self._back(own), constant @ self._range], axis=1)
+        own = np.einsum("bkj,kj->bj", weights, self._columns) / self._norms
+        return np.concatenate([(own @ self._axes) * self._scale, constant @ self._range], axis=1)
 
     def solve(self, weights: Array, constant: Array) -> Array:
         """The unknowns that `expand` to these weights and constants, which must be of the family."""
-        own = np.einsum("bkj,kj->bj", weights - self._prior, self._columns) / self._sizes
-        return np.concatenate([own @ self._root.T, (constant - self._constant) @ self._range], axis=1)
+        own = np.einsum("bkj,kj->bj", weights - self._prior, self._columns) / self._norms
+        return np.concatenate([(own @ self._axes) / self._scale, (constant - self._constant) @ self._range], axis=1)
 
     def penalty(self, x: Array) -> tuple[Array, Array]:
         """The ridge (problems,) and its gradient in x."""
-        own = self._own(x)
-        pull = self._ridge * own
+        u = x[:, : self._norms.size]
+        pull = self._strength * np.square(self._scale) * u
         rest = np.zeros((x.shape[0], self._range.shape[1]))
-        return 0.5 * np.einsum("bj,bj->b", pull, own), np.concatenate([self._back(pull), rest], axis=1)
-
-    def _own(self, x: Array) -> Array:
-        own: Array = solve_triangular(self._root, x[:, : self._sizes.size].T).T
-        return own
-
-    def _back(self, gradient: Array) -> Array:
-        back: Array = solve_triangular(self._root, gradient.T, trans="T").T
-        return back
+        return 0.5 * np.einsum("bj,bj->b", pull, u), np.concatenate([pull, rest], axis=1)
 
 
 def per_unit(mlp: MLP, S: Array, T: Array, c: Array) -> tuple[Array, Array, Array]:
