@@ -70,6 +70,19 @@ def measure(name: str, share: float, family: str, seed: int) -> dict[str, Any]:
     }
 
 
+def machine() -> dict[str, Any]:
+    """Where the fits ran; CPU seconds mean little without it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
 def table(results: list[dict[str, Any]]) -> None:
     """Mean and spread over the seeds, and lost decisions as a ratio to shared."""
     groups: dict[tuple[str, float], dict[str, list[dict[str, Any]]]] = {}
@@ -102,18 +115,12 @@ def main() -> None:
     document: dict[str, Any] = {"results": []}
     if options.out.exists():
         document = json.loads(options.out.read_text())
-    document["machine"] = {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
-    }
     known = {(r["model"], r["share"], r["family"], r["seed"]) for r in document["results"]}
     for family in options.families:
         for name, share in CASES:
             for seed in range(options.seeds):
                 if name in options.models and (name, share, family, seed) not in known:
+                    document["machine"] = machine()
                     document["results"].append(measure(name, share, family, seed))
                     options.out.write_text(json.dumps(document, indent=1) + "\n")
     table(document["results"])

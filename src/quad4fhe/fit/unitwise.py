@@ -30,8 +30,8 @@ class Unitwise:
         self._prior = prior
         self._columns = np.hstack([mlp.W2, mlp.W2])
         # c = b2 + W2 eta can move only within the range of W2, which two equal classes make smaller than K.
-        left, sizes, _ = np.linalg.svd(mlp.W2, full_matrices=False)
-        self._range = left[:, sizes > 1e-10 * sizes.max(initial=0.0)]
+        left, singular, _ = np.linalg.svd(mlp.W2, full_matrices=False)
+        self._range = left[:, singular > 1e-10 * singular.max(initial=0.0)]
         bias = sharpness * mlp.b2
         self._constant = bias + (constant - bias) @ self._range @ self._range.T
         centred = self._columns - self._columns.mean(axis=0) if mlp.outputs > 1 else self._columns
