@@ -104,7 +104,8 @@ def test_false_statements_are_refused_even_with_new_hashes() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"family": "head"}, "family 'head'"),
+        ({"family": "cubic"}, "family 'cubic'"),
+        ({"family": "unitwise"}, "unitwise coefficients"),
         ({"alpha": None}, "wanted four finite numbers"),
         ({"alpha": np.ones(6)}, "wanted four finite numbers"),
         ({"regime": "hard"}, "said to be hard"),

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, IntArray, samples, samples_sha256
 from quad4fhe._progress import Progress, silent
-from quad4fhe.errors import CertificateError
+from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import Decisions, WholeNumbers, decisions
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
@@ -203,7 +203,7 @@ def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress
     progress("evidence of impossibility", 3, 4)
     weights: list[Fraction] = []
     if claim.impossible is not None:
-        if not claim.mismatches:
+        if not claim.mismatches and fit.family == "shared":
             raise CertificateError("the certificate says that every decision is kept and that this is impossible")
         if claim.impossible.geometry == "pairs" and fit.mlp.classes == 2 and fit.threshold != "zero":
             raise CertificateError("evidence for pairs speaks of the zero threshold, and this fit has a free one")
@@ -237,18 +237,34 @@ def _check_family(fit: Certified) -> None:
     """The coefficients that are shown must be the ones that are used."""
     if not (np.array_equal(fit.model.W1, fit.mlp.W1) and np.array_equal(fit.model.b1, fit.mlp.b1)):
         raise CertificateError("the replacement does not have the model's first layer")
-    if fit.family != "shared":
-        raise CertificateError(f"the family {fit.family!r} is not one that can be checked")
+    if fit.family == "shared":
+        _check_shared(fit)
+    elif fit.family == "unitwise":
+        _check_unitwise(fit)
+    elif fit.family != "head":
+        raise CertificateError(f"the family {fit.family!r} is unknown, so nothing ties its coefficients to S, T and c")
+    if (fit.threshold == "zero" or fit.family != "shared") and fit.tau != 0:
+        raise CertificateError(f"the threshold is said to be zero, and tau is {fit.tau!r}")
+
+
+def _check_shared(fit: Certified) -> None:
     coefficients = (fit.alpha, fit.beta, fit.eta, fit.tau)
     if not all(isinstance(value, float) and np.isfinite(value) for value in coefficients):
         raise CertificateError(f"alpha, beta, eta and tau are {coefficients}, wanted four finite numbers")
-    if fit.threshold == "zero" and fit.tau != 0:
-        raise CertificateError(f"the threshold is said to be zero, and tau is {fit.tau!r}")
     if QuadraticModel.shared(fit.mlp, *coefficients).sha256 != fit.model.sha256:
         raise CertificateError(
             f"alpha={fit.alpha!r}, beta={fit.beta!r}, eta={fit.eta!r}, tau={fit.tau!r} are not the coefficients "
             "behind S, T and c"
         )
+
+
+def _check_unitwise(fit: Certified) -> None:
+    try:
+        expected = QuadraticModel.unitwise(fit.mlp, fit.alpha, fit.beta, fit.eta)
+    except InputError as error:
+        raise CertificateError(f"the unitwise coefficients can't be those behind S, T and c: {error}") from None
+    if expected.sha256 != fit.model.sha256:
+        raise CertificateError("the unitwise alpha, beta and eta are not the coefficients behind S, T and c")
 
 
 def _check_decisions(claim: Certificate, targets: Decisions, kept: Decisions) -> None:

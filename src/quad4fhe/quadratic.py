@@ -6,6 +6,7 @@ under encryption to `circuit` and `he`; both know a replacement only through thi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,19 @@ class QuadraticModel:
         c = mlp.b2 + eta * mlp.head_sums
         c[-1] -= tau
         return cls(mlp.W1, mlp.b1, alpha * mlp.W2, beta * mlp.W2, c)
+
+    @classmethod
+    def unitwise(cls, mlp: MLP, alpha: ArrayLike, beta: ArrayLike, eta: ArrayLike) -> QuadraticModel:
+        """Replace the ReLU of hidden unit j of `mlp` by alpha_j u^2 + beta_j u + eta_j; all three are (m,).
+
+        The constants c = b2 + W2 eta are correctly rounded sums, so that they are the same numbers on every machine.
+        """
+        a, b, e = tensor("alpha", alpha, 1), tensor("beta", beta, 1), tensor("eta", eta, 1)
+        for name, value in (("alpha", a), ("beta", b), ("eta", e)):
+            if value.shape != (mlp.units,):
+                raise InputError(f"{name} has {value.size} entries, but the model has {mlp.units} hidden units")
+        c = [math.fsum([bias, *row]) for bias, row in zip(mlp.b2, mlp.W2 * e, strict=True)]
+        return cls(mlp.W1, mlp.b1, mlp.W2 * a, mlp.W2 * b, c)
 
     @property
     def features(self) -> int:

@@ -31,6 +31,15 @@ from quad4fhe.mlp import MLP
 from quad4fhe.polynomials import comparison_table
 
 
+class FamilyName(StrEnum):
+    """The families that can be asked for."""
+
+    shared = "shared"
+    unitwise = "unitwise"
+    head = "head"
+    auto = "auto"
+
+
 class RegimeName(StrEnum):
     """The regimes that can be asked for."""
 
@@ -53,6 +62,9 @@ def fit_command(
     calib: CalibFile,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the fit.")] = Path("fit.safetensors"),
     test: Annotated[Path | None, typer.Option(help="Test data, measured but never fitted.")] = None,
+    family: Annotated[
+        FamilyName, typer.Option(help="One quadratic for all, one per hidden unit, a free head, or the best of them.")
+    ] = FamilyName.shared,
     regime: Annotated[RegimeName, typer.Option(help="The cascade, or one regime of it.")] = RegimeName.auto,
     threshold: Annotated[ThresholdName, typer.Option(help="Keep zero as the binary threshold, or free it.")] = (
         ThresholdName.zero
@@ -61,7 +73,7 @@ def fit_command(
     target_agreement: Annotated[
         float | None, typer.Option(help="Exit 1, and write nothing, if less than this share is kept.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the polish.", min=0)] = 2026,
+    seed: Annotated[int, typer.Option(help="Seed of the polish and the folds.", min=0)] = 2026,
     json: JsonFlag = False,
 ) -> None:
     """Replace the ReLU of MODEL by a quadratic that keeps its decisions on CALIB, with a certificate."""
@@ -73,6 +85,7 @@ def fit_command(
         fitted = fit(
             mlp,
             X_cal,
+            family=family.value,
             regime=regime.value,
             threshold=threshold.value,
             polish=polish,

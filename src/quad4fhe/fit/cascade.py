@@ -1,7 +1,7 @@
-"""The order of things: hard, then reduced hulls, then soft; the only module that knows it.
+"""The order of things: hard, then reduced hulls, then soft, then other families; the only module that knows it.
 
 Decides which attempt becomes the fit and puts the result together. What an attempt does is left to `two` and `many`,
-what may be claimed of it to `certificate`.
+what goes beyond the shared quadratic to `beyond`, what may be claimed of it to `certificate`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, get_args
@@ -17,21 +18,25 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from quad4fhe._arrays import samples
+from quad4fhe._arrays import IntArray, samples
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
-from quad4fhe.fit import many, two
+from quad4fhe.fit import beyond, many, two
+from quad4fhe.fit.beyond import Replacement
 from quad4fhe.fit.diagnostics import Agreement, Diagnostics, Quantisation, Slack
 from quad4fhe.fit.result import Fit, count_agreement
 from quad4fhe.fit.rounding import coarsest
 from quad4fhe.fit.run import Run, Solution
 from quad4fhe.lift import lift
 from quad4fhe.mlp import MLP
+from quad4fhe.quadratic import QuadraticModel
 
-Family = Literal["shared"]
+Family = Literal["shared", "unitwise", "head", "auto"]
 Regime = Literal["auto", "hard", "rch", "soft"]
 Threshold = Literal["zero", "free"]
 Attempt = Callable[[], Solution | None]
+MEMORY_BUDGET = 2 * 2**30
+"""Bytes that one copy of the calibration set's pre-activations may take before it is made anew at every pass."""
 
 
 def fit(
@@ -45,6 +50,7 @@ def fit(
     polish: bool = True,
     seed: int = 2026,
     X_test: ArrayLike | None = None,
+    memory_budget: int = MEMORY_BUDGET,
     progress: Progress = silent,
 ) -> Fit:
     """Replace the ReLU of `mlp` by a quadratic that keeps its decisions on X_cal (n, d).
@@ -52,8 +58,16 @@ def fit(
     regime="auto" runs the paper's cascade (hard, then rch for two classes, then soft); "hard", "rch" or "soft" asks for
     one of them. `polish` lets a soft fit trade hinge loss for kept decisions; polish=False gives the paper's own.
     threshold="free" lets two classes be told apart at a threshold other than zero, which is then moved into c.
-    `target_agreement` in (0, 1] raises TargetNotReachedError where the calibration agreement stays below it. X_test is
-    only measured, never fitted.
+    X_test is only measured, never fitted.
+
+    family="unitwise" gives every hidden unit its own quadratic and "head" frees S, T and c, both at the same cost under
+    encryption; sharpness and strength of their prior (the shared fit) are cross-validated on X_cal. Their constant is
+    free, so threshold="free" adds nothing to them. "auto" takes the smallest family that cross-validates within one
+    standard error of the best, and never one that does worse than shared.
+
+    `target_agreement` in (0, 1] raises TargetNotReachedError where the calibration agreement stays below it; with
+    family="auto" the smallest family that reaches it is taken. `memory_budget` (bytes) bounds the one copy of
+    pre-activations that the other families keep; beyond it they are computed again at every pass, more slowly.
     """
     if not isinstance(mlp, MLP):
         raise InputError(
@@ -66,12 +80,18 @@ def fit(
     progress("lift", 0, 0)
     run = Run(mlp, X, lift(mlp, X), threshold, polish, seed, progress)
     run.seconds["lift"] = time.perf_counter() - started
-    fitted = _result(run, _solve(run, regime), test)
+    solution = _solve(run, regime)
+    taken = beyond.shared(run, solution)
+    if family != "shared":
+        priors = partial(_shared_on, run, taken.model)
+        taken = beyond.replace(run, taken, family, priors, target_agreement, memory_budget)
+    fitted = _result(run, solution, taken, test)
     reached = fitted.diagnostics.calibration.agreement
     if target_agreement is not None and reached < target_agreement:
+        auto = "lower the target, or use more representative calibration data"
         raise TargetNotReachedError(
             f"the best agreement found is {100 * reached:.3f}%, below the target of {100 * target_agreement:.3f}%; "
-            "lower the target, or use more representative calibration data"
+            + (auto if family == "auto" else "try family='auto'")
         )
     return fitted
 
@@ -88,6 +108,10 @@ def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: A
         raise InputError(f"seed is {seed!r}, wanted a whole number, 0 or more")
     if target is not None and not (isinstance(target, float | int) and 0 < target <= 1):
         raise InputError(f"target_agreement is {target!r}, wanted a share in (0, 1], such as 0.99")
+    if family != "shared" and regime != "auto":
+        raise InputError(
+            f"regime={regime!r} is a choice within family='shared', and family is {family!r}; leave it out"
+        )
     if mlp.classes > 2 and threshold == "free":
         raise InputError(f"threshold='free' is for two classes, and this model has {mlp.classes}; leave it out")
 
@@ -123,23 +147,36 @@ def _attempts(run: Run) -> dict[str, Attempt]:
     }
 
 
-def _result(run: Run, solution: Solution, X_test: NDArray[Any] | None) -> Fit:
-    certificate, decided = run.certified or run.certify(solution)
-    model = run.model(solution)
+def _shared_on(run: Run, whole: QuadraticModel, rows: IntArray) -> QuadraticModel:
+    """The shared fit to some of the rows, or that to all of them where some have no shared fit of their own."""
+    part = replace(run.lift, Q=run.lift.Q[rows], L=run.lift.L[rows], target=run.lift.target[rows])
+    if np.unique(part.target).size < 2:
+        return whole
+    inner = Run(run.mlp, run.X[rows], part, run.threshold, run.polish, run.seed, silent)
+    try:
+        return inner.model(_solve(inner, "auto"))
+    except FitError:
+        return whole
+
+
+def _result(run: Run, solution: Solution, taken: Replacement, X_test: NDArray[Any] | None) -> Fit:
+    certificate, decided = taken.certificate, taken.decided
+    own = taken.family == "shared"
     with run.stage("diagnostics"):
-        decimals, bits = coarsest(run, solution, decided.label)
-        test = None if X_test is None else count_agreement(run.mlp, model, X_test, "X_test")
+        decimals, bits = coarsest(run, solution, decided.label) if own else (None, None)
+        test = None if X_test is None else count_agreement(run.mlp, taken.model, X_test, "X_test")
     if run.lift.ties:
         run.notes.append(f"the ReLU logits tie exactly on {run.lift.ties} rows; the lowest class index is their target")
-    n, lost, step, cap = certificate.samples, len(certificate.mismatches), solution.step, solution.cap
+    n, lost = certificate.samples, len(certificate.mismatches)
+    step, cap, tolerance = (solution.step, solution.cap, solution.tolerance) if own else (None, None, None)
     diagnostics = Diagnostics(
         samples=n,
         classes=run.lift.classes,
         hard=run.hard,
         calibration=Agreement(samples=n, agreement=(n - lost) / n, mismatches=lost),
         test=test,
-        margin=solution.margin,
-        normalised_margin=solution.normalised_margin,
+        margin=taken.margin,
+        normalised_margin=taken.normalised_margin,
         slack=None if step is None else Slack(count=step.slack_count, sum=step.slack_sum, max=step.slack_max),
         mu=None if cap is None else cap.mu,
         mu_plus=None if cap is None else cap.mu_plus,
@@ -150,21 +187,24 @@ def _result(run: Run, solution: Solution, X_test: NDArray[Any] | None) -> Fit:
         cap_trace=run.cap_trace,
         soft_trace=run.soft_trace,
         best_line=run.best_line,
-        quantisation=Quantisation(tolerance=solution.tolerance, decimals=decimals, bits=bits),
+        quantisation=Quantisation(tolerance=tolerance, decimals=decimals, bits=bits),
         sweeps=run.sweeps,
         notes=run.notes,
         seconds=run.seconds,
+        families=taken.trials,
+        family_trace=taken.trace,
+        conditioning=taken.conditioning,
     )
     return Fit(
         mlp=run.mlp,
-        model=model,
-        family="shared",
-        regime=solution.regime,
+        model=taken.model,
+        family=taken.family,
+        regime=taken.regime,
         threshold=run.threshold,
-        alpha=solution.alpha,
-        beta=solution.beta,
-        eta=solution.eta,
-        tau=solution.tau,
+        alpha=taken.alpha,
+        beta=taken.beta,
+        eta=taken.eta,
+        tau=taken.tau,
         seed=run.seed,
         box=run.lift.box,
         margins=decided.gap,

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from quad4fhe.fit.trace import SoftStep
+from quad4fhe.fit.trials import Conditioning, FamilyStep, FamilyTrial
 
 
 class Slack(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +51,9 @@ class Diagnostics(msgspec.Struct, frozen=True, kw_only=True):
 
     `hard` says what the exact test found. `margin` is that of the regime's own problem (distance of the hulls or
     reduced hulls, or the worst pairwise margin) and `normalised_margin` the same at unit norm. `weight` is C (or c in
-    the plane). Seconds are wall time by stage.
+    the plane). Seconds are wall time by stage. For unitwise and head, `margin` is the worst margin of the logits and
+    `normalised_margin` that over the norm of (S, T, c); `hard`, `critical_mu` and the traces are those of the shared
+    fit that served as prior. `families` and `conditioning` hold one entry per family that was tried or fitted.
     """
 
     samples: int
@@ -74,3 +77,6 @@ class Diagnostics(msgspec.Struct, frozen=True, kw_only=True):
     sweeps: int
     notes: list[str]
     seconds: dict[str, float]
+    families: list[FamilyTrial] = []
+    family_trace: list[FamilyStep] = []
+    conditioning: list[Conditioning] = []

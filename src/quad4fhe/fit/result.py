@@ -62,9 +62,10 @@ class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Fit:
     """A replacement of one model's ReLU, with its evidence.
 
-    `alpha`, `beta`, `eta` are floats for the shared family; `tau` is the decision threshold that was moved into c (0
-    unless threshold="free"). `box` (2, d) is the range of each feature on the calibration set and `margins` (n,) the
-    gap between the winning logit and the next on each calibration sample.
+    `alpha`, `beta`, `eta` are floats for the shared family, (m,) arrays for unitwise, None for head; `tau` is the
+    decision threshold that was moved into c (0 unless shared with threshold="free"). `box` (2, d) is the range of each
+    feature on the calibration set and `margins` (n,) the gap between the winning logit and the next on each
+    calibration sample.
     """
 
     mlp: MLP
@@ -208,7 +209,12 @@ class Fit:
         """The result in words: (name, value) lines for a terminal or a notebook."""
         d, held = self.diagnostics, self.certificate
         lines = [("family", self.family), ("regime", self.regime)]
-        if isinstance(self.alpha, float):
+        if self.family == "unitwise":
+            lines.append(("coefficients", f"alpha, beta and eta for each of {self.mlp.units} hidden units"))
+        elif self.family == "head":
+            K, m = self.S.shape
+            lines.append(("coefficients", f"S and T ({K} x {m}) and c ({K}), all free"))
+        else:
             tau = f", tau {self.tau:.6g}" if self.tau else ""
             lines.append(("coefficients", f"alpha {self.alpha:.6g}, beta {self.beta:.6g}, eta {self.eta:.6g}{tau}"))
         kept = f"{100 * d.calibration.agreement:.2f}% of {d.samples} decisions kept"
@@ -216,6 +222,10 @@ class Fit:
         if d.test is not None:
             kept = f"{100 * d.test.agreement:.2f}% of {d.test.samples} decisions kept"
             lines.append(("test", f"{kept}, {d.test.mismatches} lost"))
+        for trial in d.families:
+            chosen = " (chosen)" if trial.family == self.family and len(d.families) > 1 else ""
+            estimate = f"{100 * trial.agreement:.2f}% ± {100 * trial.spread:.2f}"
+            lines.append(("cross-validated", f"{trial.family} {estimate}{chosen}"))
         lines.append(("margin", f"{d.margin:.6g} (normalised {d.normalised_margin:.6g})"))
         if d.gap is not None:
             lines.append(("duality gap", f"{d.gap:.1e} (relative)"))

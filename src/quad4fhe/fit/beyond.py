@@ -1,0 +1,208 @@
+"""Beyond the shared quadratic: from the shared fit to the family that was asked for, with its certificate.
+
+Decides what is returned when a family, a target or the best is wanted. How families are judged and fitted is left to
+`families`; the shared fit, which they all start from, to the cascade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from dataclasses import replace as with_changes
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from quad4fhe._arrays import Array, row_chunks
+from quad4fhe.certificate import Certificate, certify
+from quad4fhe.errors import InputError, TargetNotReachedError
+from quad4fhe.exact import Decisions
+from quad4fhe.fit.families import ORDER, Families, Priors
+from quad4fhe.fit.pool import FOLDS
+from quad4fhe.fit.run import Run, Solution
+from quad4fhe.fit.trials import Conditioning, FamilyStep, FamilyTrial
+from quad4fhe.fit.unitwise import per_unit
+from quad4fhe.quadratic import QuadraticModel
+
+_FEWEST = 2 * FOLDS  # rows
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A model that may become the fit: its coefficients, what is certified of it, and what it was compared with."""
+
+    family: str
+    regime: str
+    model: QuadraticModel
+    alpha: Any
+    beta: Any
+    eta: Any
+    tau: float
+    margin: float
+    normalised_margin: float
+    certificate: Certificate
+    decided: Decisions
+    trials: list[FamilyTrial] = field(default_factory=list)
+    trace: list[FamilyStep] = field(default_factory=list)
+    conditioning: list[Conditioning] = field(default_factory=list)
+
+    @property
+    def agreement(self) -> float:
+        """The share of calibration decisions that is kept."""
+        n = self.certificate.samples
+        return (n - len(self.certificate.mismatches)) / n
+
+
+def shared(run: Run, solution: Solution) -> Replacement:
+    """The shared fit itself."""
+    certificate, decided = run.certified or run.certify(solution)
+    return Replacement(
+        family="shared",
+        regime=solution.regime,
+        model=run.model(solution),
+        alpha=solution.alpha,
+        beta=solution.beta,
+        eta=solution.eta,
+        tau=solution.tau,
+        margin=solution.margin,
+        normalised_margin=solution.normalised_margin,
+        certificate=certificate,
+        decided=decided,
+    )
+
+
+def replace(run: Run, base: Replacement, family: str, priors: Priors, target: float | None, budget: int) -> Replacement:
+    """The family asked for; with "auto" the smallest that reaches the target, or the one that cross-validates best."""
+    if family == "auto":
+        if base.certificate.statement == "lossless":
+            run.notes.append("the shared fit keeps every calibration decision, so no other family was tried")
+            return base
+        if target is not None and base.agreement >= target:
+            run.notes.append("the shared fit reaches the target, so no other family was tried")
+            return base
+    n = run.lift.samples
+    if n < _FEWEST:
+        if family != "auto":
+            raise InputError(f"family={family!r} needs at least {_FEWEST} calibration rows, and X_cal has {n}")
+        run.notes.append(f"{n} calibration rows are too few to compare families (fewer than {_FEWEST})")
+        return base
+    with run.stage("families"), _one_thread():
+        tried = Families(
+            run.mlp,
+            run.X,
+            run.lift.target,
+            base.model,
+            priors,
+            seed=run.seed,
+            budget=budget,
+            progress=run.progress,
+        )
+        for name in ORDER[1:] if family == "auto" else (family,):
+            tried.judge(name)
+    if family != "auto":
+        found = _fitted(run, tried, family)
+    elif target is None:
+        name = tried.choose()
+        found = base if name == "shared" else _fitted(run, tried, name)
+    else:
+        found = _first_that_reaches(run, tried, base, target)
+    models = {"shared": base.model, found.family: found.model}
+    with run.stage("diagnostics"):
+        conditioning = [_conditioning(run, name, model) for name, model in models.items()]
+    return with_changes(
+        found,
+        trials=[judged.trial for judged in tried.judged.values()],
+        trace=tried.trace,
+        conditioning=conditioning,
+    )
+
+
+def _first_that_reaches(run: Run, tried: Families, base: Replacement, target: float) -> Replacement:
+    best = base
+    for name in tried.eligible():
+        if name == "shared":
+            continue
+        found = _fitted(run, tried, name)
+        if found.agreement >= target:
+            estimate = tried.judged[name].trial.agreement
+            if estimate < target:
+                run.notes.append(
+                    f"the target is reached on the calibration set, but {100 * estimate:.2f}% is the cross-validated "
+                    "estimate for new data"
+                )
+            return found
+        best = max(best, found, key=lambda each: each.agreement)
+    raise TargetNotReachedError(
+        f"no family reaches the target of {100 * target:.3f}%: the best is {best.family} with "
+        f"{100 * best.agreement:.3f}%; lower the target, or use more representative calibration data"
+    )
+
+
+def _fitted(run: Run, tried: Families, family: str) -> Replacement:
+    with run.stage("families"), _one_thread():
+        S, T, c = tried.fit(family)
+        alpha: Array | None = None
+        beta: Array | None = None
+        eta: Array | None = None
+        if family == "unitwise":
+            alpha, beta, eta = per_unit(run.mlp, S, T, c)
+            model = QuadraticModel.unitwise(run.mlp, alpha, beta, eta)
+        else:
+            model = QuadraticModel(run.mlp.W1, run.mlp.b1, S, T, c)
+    with run.stage("certificate"):
+        certificate, decided = certify(run.mlp, model, run.X, run.evidence, run.progress)
+    worst = _worst_margin(run, model)
+    setting = tried.judged[family].setting
+    assert setting is not None
+    return Replacement(
+        family=family,
+        regime=setting.regime,
+        model=model,
+        alpha=alpha,
+        beta=beta,
+        eta=eta,
+        tau=0.0,
+        margin=worst,
+        normalised_margin=worst / _norm((model.S, model.T, model.c)),
+        certificate=certificate,
+        decided=decided,
+    )
+
+
+def _one_thread() -> Any:
+    """Matrix products of a few milliseconds each gain nothing from more threads: on a busy machine these spin, for many
+    times the work, and the order of their sums would make the result depend on the number of cores.
+    """
+    return threadpool_limits(limits=1, user_api="blas")
+
+
+def _worst_margin(run: Run, model: QuadraticModel) -> float:
+    """The target's logit minus its strongest rival's, where that is least."""
+    logits = model.logits(run.X)
+    target = run.lift.target
+    if logits.shape[1] == 1:
+        return float(np.where(target == 1, logits[:, 0], -logits[:, 0]).min())
+    at = np.arange(target.size)
+    own = logits[at, target]
+    logits[at, target] = -np.inf
+    return float((own - logits.max(axis=1)).min())
+
+
+def _norm(arrays: Iterable[Array]) -> float:
+    return float(np.sqrt(sum(float(np.square(array).sum()) for array in arrays))) or 1.0
+
+
+def _conditioning(run: Run, family: str, model: QuadraticModel) -> Conditioning:
+    terms, largest = 0.0, 0.0
+    S, T, c = np.abs(model.S), np.abs(model.T), np.abs(model.c)
+    for _, chunk in row_chunks("X_cal", run.X, 8 * (model.features + 3 * model.units)):
+        y = chunk @ model.W1.T + model.b1
+        squares = y * y
+        largest = max(largest, float(np.abs(squares @ model.S.T + y @ model.T.T + model.c).max()))
+        terms = max(terms, float((squares @ S.T + np.abs(y) @ T.T + c).max()))
+    return Conditioning(
+        family=family,
+        largest=float(max(S.max(), T.max(), c.max())),
+        amplification=terms / largest if largest else 1.0,
+    )
