@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quad4fhe import MLP, fit, verify
+from machine import describe
+from quad4fhe import MLP, fit, plan, verify
 from quad4fhe.fit.pool import stratified_rows
 
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -70,17 +70,31 @@ def measure(name: str, share: float, family: str, seed: int) -> dict[str, Any]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """Where the fits ran; CPU seconds mean little without it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.machine(),
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
+def plans(name: str) -> list[dict[str, Any]]:
+    """The encryption plan of each family on one model: the family should cost agreement, not cryptography."""
+    with np.load(DATA / "models" / f"{name}.npz") as z:
+        mlp, X_cal = MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"]
+    rows = []
+    for family in ("shared", "unitwise", "head"):
+        fitted = fit(mlp, X_cal, family=family)  # type: ignore[arg-type]
+        for precision in ("strict", "fast"):
+            made = plan(fitted, samples=2048, layout="batch", precision=precision, X=X_cal)  # type: ignore[arg-type]
+            rows.append(
+                {
+                    "model": name,
+                    "family": family,
+                    "precision": precision,
+                    "ring": made.chain.ring,
+                    "bits": made.chain.bits,
+                    "error": made.error.typical,
+                    "error_bound": made.error.bound,
+                    "close": len(made.error.close),
+                    "seconds": made.forecast.seconds,
+                    "calibration": fitted.diagnostics.calibration.agreement,
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
 
 
 def table(results: list[dict[str, Any]]) -> None:
@@ -111,16 +125,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--families", nargs="+", default=["shared", "auto", "unitwise", "head"])
     parser.add_argument("--models", nargs="+", default=sorted({name for name, _ in CASES}))
+    parser.add_argument("--plans", action="store_true", help="only the encryption plan of each family, one seed")
     options = parser.parse_args()
     document: dict[str, Any] = {"results": []}
     if options.out.exists():
         document = json.loads(options.out.read_text())
+    if options.plans:
+        names = sorted({name for name, _ in CASES})
+        document["plans"] = {"machine": describe(), "rows": [row for name in names for row in plans(name)]}
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        return
     known = {(r["model"], r["share"], r["family"], r["seed"]) for r in document["results"]}
     for family in options.families:
         for name, share in CASES:
             for seed in range(options.seeds):
                 if name in options.models and (name, share, family, seed) not in known:
-                    document["machine"] = machine()
+                    document["machine"] = describe()
                     document["results"].append(measure(name, share, family, seed))
                     options.out.write_text(json.dumps(document, indent=1) + "\n")
     table(document["results"])

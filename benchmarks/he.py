@@ -194,7 +194,7 @@ def tenseal_seconds(fit: Fit, x: Floats) -> dict[str, Any]:
 def decisions(name: str, data: Path) -> list[dict[str, Any]]:
     """Top-1 differences between encrypted and plaintext quadratic model over all test samples, both precisions."""
     mlp, X_cal, X_test = load(name, data)
-    fitted = fit(mlp, X_cal, polish=False)
+    fitted = fit(mlp, X_cal)
     model, own = fitted.model, fitted.box
     outside = int(((X_test < own[0]) | (X_test > own[1])).any(axis=1).sum())
     rows = []
@@ -299,12 +299,12 @@ def main() -> None:
     options = parser.parse_args()
     result: dict[str, Any] = {"machine": describe("seal-python", "numba", "tenseal"), "threads": 1}
     mlp, X_cal, X_test = load("otto", options.data)
-    otto = fit(mlp, X_cal, polish=False)
+    otto = fit(mlp, X_cal)
     if not options.skip_sizes:
         result["batch"] = {"otto": size_row("otto", otto, X_test, X_cal)}
         for d, K in ((1024, 60), (768, 100)):
             X = np.clip(np.random.default_rng(1).normal(size=(4000, d)), -3.0, 3.0)
-            random = fit(random_network(d, 256, K), X, polish=False)
+            random = fit(random_network(d, 256, K), X)
             result["batch"][f"{d}-256-{K}"] = size_row("random", random, X[:2048], X)
         packed = packed_times(otto, X_test, X_cal)
         packed["tenseal"] = tenseal_seconds(otto, X_test[0])
