@@ -21,6 +21,8 @@ _REASON_LENGTH = 160
 def one_line(error: BaseException) -> str:
     """What another package said, as one short printable line."""
     text = " ".join(str(error).split()) or type(error).__name__
+    if "pickle" in text:  # NumPy's advice for bytes it does not know; nobody should follow it with a stranger's file
+        text = "it is not in NumPy's format, or holds Python objects"
     text = "".join(c for c in text if c.isprintable())
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 

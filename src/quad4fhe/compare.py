@@ -23,12 +23,14 @@ def compare(
     y_test: ArrayLike | None = None,
     *,
     fits: Mapping[str, Fit] | None = None,
+    auto: bool = False,
     seed: int = 2026,
     progress: Progress = silent,
 ) -> Comparison:
     """Measure the ReLU model, the published baselines and our fits (n, d) side by side on the same samples.
 
-    `fits` are the fits to show by name; by default the paper's own (Quad) and, where it differs, the polished one.
+    `fits` are the fits to show by name; by default the paper's own (Quad) and, where it differs, the polished one, and
+    with `auto` also the family that cross-validates best, which takes longer.
     Everything is fitted on X_cal alone. `y_test` are class ids 0..K-1.
     """
     if fits is None:
@@ -37,5 +39,8 @@ def compare(
         fits = {"Quad": paper}
         if ours.model.sha256 != paper.model.sha256:
             fits["Quad+polish"] = ours
+        if auto:
+            best = fit(mlp, X_cal, family="auto", seed=seed, progress=progress)
+            fits[f"auto:{best.family}"] = best
     models = {name: fitted.model for name, fitted in fits.items()}
     return measure(mlp, X_cal, X_test, y_test, replacements=models, progress=progress)

@@ -127,6 +127,7 @@ def compare_command(
     calib: CalibFile,
     test: Annotated[Path, typer.Option(help="Test data (X, optional y) on which everything is measured.")],
     csv: Annotated[Path | None, typer.Option(help="Also write the table as CSV.")] = None,
+    auto: Annotated[bool, typer.Option("--auto", help="Also fit the family that cross-validates best.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the polish.")] = 2026,
     json: JsonFlag = False,
 ) -> None:
@@ -137,7 +138,7 @@ def compare_command(
         mlp = MLP.load(model)
         X_cal, _ = read_samples(calib, "calibration")
         X_test, y_test = read_samples(test, "test")
-        comparison = quad4fhe.compare(mlp, X_cal, X_test, y_test, seed=seed, progress=progress)
+        comparison = quad4fhe.compare(mlp, X_cal, X_test, y_test, auto=auto, seed=seed, progress=progress)
     if csv is not None:
         write_text(csv, comparison.to_csv())
     if json:

@@ -116,6 +116,8 @@ def _read_slow(handle: TextIO, width: int, header: Sequence[str], label: int | N
             if value is None:
                 name = repr(header[column]) if header else str(column + 1)
                 came = f"{cell!r} is not a number" if cell.strip() else "the cell is empty"
+                if width == 1 and ";" in cell:
+                    came += " (columns are separated by commas here, not semicolons)"
                 raise InputError(f"row {index} (line {line}), column {name}: {came}; fix or drop the row")
             numbers.append(value)
         rows.append(numbers)
