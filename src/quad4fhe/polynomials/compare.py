@@ -204,9 +204,8 @@ def _labels(y_test: ArrayLike, n: int, classes: int) -> IntArray:
     if labels.shape != (n,):
         raise InputError(f"y_test has shape {labels.shape}, but X_test has {n} rows: wanted ({n},)")
     if labels.dtype.kind not in "biuf" or not np.array_equal(labels, np.floor(labels)):
-        raise InputError(
-            f"y_test must hold class ids 0 to {classes - 1} as whole numbers, not values such as {labels.flat[0]!r}"
-        )
+        first = str(labels.flat[0])
+        raise InputError(f"y_test holds {first!r}, wanted class ids 0 to {classes - 1} as whole numbers")
     if labels.min() < 0 or labels.max() >= classes:
         raise InputError(
             f"y_test holds class ids {labels.min():g} to {labels.max():g}, but the model decides 0 to {classes - 1}"
