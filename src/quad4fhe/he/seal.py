@@ -23,6 +23,7 @@ Words = NDArray[np.uint64]
 
 WANTED = (4, 4)  # the SEAL release whose byte layout this file knows
 _HEADER = 113
+_SECRET_HEADER = 88
 _MAGIC = 0xA15E
 
 
@@ -126,14 +127,27 @@ class Context:
 
 
 class SecretKey:
-    """A secret key and what only its holder can do. Fresh for every instance; it never leaves it."""
+    """A secret key and what only its holder can do: fresh, or from the bytes that `keys` kept on the client's disk."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, kept: bytes | None = None) -> None:
         self.context = context
-        self._generator = seal.KeyGenerator(context.seal)
+        if kept is None:
+            self._generator = seal.KeyGenerator(context.seal)
+        else:
+            self._generator = seal.KeyGenerator(context.seal, context.seal.from_secret_str(kept))
         self._key = self._generator.secret_key()
         self._encryptor = seal.Encryptor(context.seal, self._key)
         self._decryptor = seal.Decryptor(context.seal, self._key)
+
+    @staticmethod
+    def size(chain: Chain) -> int:
+        """How many bytes `to_bytes` gives."""
+        return _SECRET_HEADER + 8 * (len(chain.primes) + 1) * chain.ring
+
+    def to_bytes(self) -> bytes:
+        """The secret itself, for `keys` to keep; no message can carry it."""
+        out: bytes = self._key.to_string()
+        return out
 
     def encrypt(self, values: Array, scale: float) -> Any:
         """Encrypt up to N/2 real values symmetrically."""
