@@ -50,7 +50,7 @@ def test_requests_and_replies_come_back_as_they_were(plans, layout, seed, key, n
     sent = random_residues(made, Kind.request, seed)
     data = b"".join(container.write_request(made, Request(header, [sent] if layout == "batch" else list(sent))))
     assert len(data) == container.size(made, Kind.request)
-    assert container.peek(data) == (Kind.request, made.sha256, made.model_id)
+    assert container.peek(data) == container.Claim(Kind.request, made.sha256, made.model_id, key)
     request = container.read_request(made, io.BytesIO(data))
     chunks = list(request.chunks)
     assert request.header == header

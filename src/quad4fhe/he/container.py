@@ -113,10 +113,20 @@ def write_keys(plan: Plan, key_id: bytes, keys: EvaluationKeys) -> Iterator[byte
     return _write(plan, Kind.keys, header, [part.reshape(-1, *wanted.shape[1:]) for part in parts])
 
 
-def peek(data: bytes) -> tuple[Kind, bytes, str]:
-    """Kind, plan hash and model id that a container's first bytes claim: enough to find the plan to read it with."""
+@dataclass(frozen=True)
+class Claim:
+    """What a container's first bytes claim to be: enough to find the plan, and the keys, to read it with."""
+
+    kind: Kind
+    plan: bytes
+    model: str
+    key: bytes
+
+
+def peek(data: bytes) -> Claim:
+    """What a container claims to be, from its first HEADER_BYTES; nothing else of it is checked."""
     kind, _, fields = _fields(data)
-    return kind, fields[0], fields[1].hex()
+    return Claim(kind, fields[0], fields[1].hex(), fields[2])
 
 
 def read_request(plan: Plan, stream: Readable) -> Request:

@@ -187,6 +187,14 @@ class Server:
         except (ValueError, RuntimeError) as error:
             raise InputError(f"not evaluation keys of this plan: {error}") from None
 
+    def knows(self, key_id: bytes) -> bool:
+        """Whether a request of this key can be answered now."""
+        return self._packed is None or key_id in self._keys
+
+    def forget(self, key_id: bytes) -> None:
+        """Drop a client's evaluation keys; its next request needs them again."""
+        self._keys.pop(key_id, None)
+
     def evaluate(self, request: Request) -> Reply:
         """The reply to one request."""
         header = request.header
