@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from quad4fhe.he import container, keys
 from quad4fhe.he.session import Client
 from quad4fhe.serve.client import Remote, ServiceError
 from serving import RunningServer, small_fit
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
 
 OCTETS = {"content-type": "application/octet-stream"}
 

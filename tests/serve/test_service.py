@@ -138,6 +138,11 @@ def test_a_server_that_is_not_there_is_one_line_in_bounded_time() -> None:
         Remote("ftp://x", model="ab" * 32)
 
 
+def test_a_token_does_not_travel_in_the_clear() -> None:
+    with pytest.raises(InputError, match="use https"):
+        Remote("http://192.0.2.1:8443", model="ab" * 32, token="t" * 32)
+
+
 def post(server: RunningServer, path: str, body: bytes, **headers: str) -> httpx.Response:
     wanted = {"content-type": "application/octet-stream"} | {k.replace("_", "-"): v for k, v in headers.items()}
     return httpx.post(server.url + path, content=body, headers=wanted, timeout=30)

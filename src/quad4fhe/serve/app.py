@@ -206,7 +206,7 @@ class Service:
         deadline = asyncio.get_running_loop().time() + self.limits.deadline
         if self._busy >= self.limits.workers + self.limits.queue:
             await _drain(request, largest, deadline)
-            wait = max(1, math.ceil(self.metrics.usual_seconds * (1 + self.limits.queue / self.limits.workers)))
+            wait = max(1, math.ceil(self.metrics.usual_seconds))  # from queue to answer, so the queue is in it
             raise HTTPException(429, "the queue is full; send the request again later", {"Retry-After": str(wait)})
         self._busy += 1
         try:

@@ -8,6 +8,7 @@ a plan below 128 bits, a reply longer than the plan says. Cryptography is left t
 from __future__ import annotations
 
 import io
+import ipaddress
 import random
 import tempfile
 import time
@@ -82,8 +83,7 @@ class Remote:
         self._patience = patience
         try:
             self._http = httpx.Client(base_url=url, headers=headers, verify=verify, timeout=patience)
-            if self._http.base_url.scheme not in ("http", "https"):
-                raise InputError(f"{url!r} is not the address of a server; wanted https://host:port")
+            _check_address(url, self._http.base_url, token)
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
             raise InputError(f"{url!r} or its token can't be used: {error}; wanted https://host:port") from None
         try:
@@ -202,6 +202,8 @@ class Remote:
                 good = response.status_code in (200, 204)
                 data = _bounded(response, longest if good else 2**16)
         except httpx.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise ServiceError(f"the server's certificate is not trusted: {error}; see --ca") from None
             raise _Later(f"the server can't be reached: {error or type(error).__name__}", 0.0) from None
         if good:
             return data
@@ -216,6 +218,17 @@ class Remote:
         if status == 409:
             raise _Taken(said)
         raise ServiceError(f"the server refused {method} {path.partition('?')[0]} ({status}): {said}")
+
+
+def _check_address(url: str, parsed: httpx.URL, token: str | None) -> None:
+    if parsed.scheme not in ("http", "https"):
+        raise InputError(f"{url!r} is not the address of a server; wanted https://host:port")
+    try:
+        local = ipaddress.ip_address(parsed.host).is_loopback
+    except ValueError:
+        local = parsed.host == "localhost"
+    if token is not None and parsed.scheme == "http" and not local:
+        raise InputError(f"a token would travel to {parsed.host} in the clear; use https://")
 
 
 class _Later(ServiceError):

@@ -17,10 +17,11 @@ from quad4fhe.errors import InputError, MissingExtraError
 
 try:
     import uvicorn
-except ImportError:
-    raise MissingExtraError("uvicorn", "serve", "the server") from None
 
-from quad4fhe.serve.app import Limits, Service
+    from quad4fhe.serve.app import Limits, Service
+except ImportError as error:
+    raise MissingExtraError(error.name or "uvicorn", "serve", "the server") from None
+
 from quad4fhe.serve.hosted import Hosted
 
 __all__ = ["Address", "Hosted", "Limits", "read_tokens", "serve"]
