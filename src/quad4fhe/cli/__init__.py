@@ -1,7 +1,9 @@
 """The command line: parses, calls the API, prints. Every decision is taken elsewhere."""
 
-from quad4fhe.cli import fitting  # isort: skip - commands are listed in this order in the help
-from quad4fhe.cli import encrypted
+# The help lists commands in the order of these imports.
+from quad4fhe.cli import fitting  # isort: skip
+from quad4fhe.cli import encrypted  # isort: skip
+from quad4fhe.cli import service  # isort: skip
 from quad4fhe.cli.app import entry_point, main
 
-__all__ = ["encrypted", "entry_point", "fitting", "main"]
+__all__ = ["encrypted", "entry_point", "fitting", "main", "service"]

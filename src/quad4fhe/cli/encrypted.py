@@ -59,9 +59,10 @@ CalibOption = Annotated[
 ]
 
 
-def _plan(
+def make_plan(
     fitted: Fit, samples: int, layout: LayoutName, precision: PrecisionName, widen: float, calib: Path | None
 ) -> quad4fhe.Plan:
+    """A plan as the options of several commands ask for it."""
     X_cal = None if calib is None else read_samples(calib, "calibration")[0]
     return quad4fhe.plan(
         fitted,
@@ -87,7 +88,7 @@ def plan_command(
     """Choose every encryption parameter for FIT_FILE and say in words what it will cost and what could change."""
     with Reporter() as progress:
         progress("plan", 0, 0)
-        made = _plan(Fit.load(fit_file), samples, layout, precision, widen, calib)
+        made = make_plan(Fit.load(fit_file), samples, layout, precision, widen, calib)
     if json:
         print_json(made.to_dict())
         return
@@ -118,12 +119,12 @@ def predict_command(
         fitted = Fit.load(fit_file)
         X, y = read_samples(data, "test")
         if encrypted:
-            made = _plan(fitted, max(1, len(X)), layout, precision, widen, calib)
+            made = make_plan(fitted, max(1, len(X)), layout, precision, widen, calib)
             prediction = predict_encrypted(fitted, made, X, clip=clip, progress=progress)
         else:
             prediction = Prediction(fitted.predict(X), fitted.model.logits(X))
     if out is not None:
-        write_text(out, _csv(prediction))
+        write_text(out, csv_text(prediction))
     if json:
         print_json(prediction.to_dict())
         return
@@ -137,7 +138,8 @@ def predict_command(
         say(f"Decisions and logits are in {out}.")
 
 
-def _csv(prediction: Prediction) -> str:
+def csv_text(prediction: Prediction) -> str:
+    """Decisions and logits, one sample a line."""
     outputs = prediction.logits.shape[1]
     names = ["score"] if outputs == 1 else [f"logit_{c}" for c in range(outputs)]
     lines = [",".join(["decision", *names])]

@@ -6,6 +6,7 @@ cryptography is SEAL's; what is computed on the residues is left to `batch`, `pa
 
 from __future__ import annotations
 
+import math
 import struct
 from functools import cache
 from typing import Any
@@ -22,6 +23,7 @@ Words = NDArray[np.uint64]
 
 WANTED = (4, 4)  # the SEAL release whose byte layout this file knows
 _HEADER = 113
+_SECRET_HEADER = 88
 _MAGIC = 0xA15E
 
 
@@ -66,16 +68,86 @@ class Context:
         """Read Galois keys; raises ValueError or RuntimeError on bytes that are not a valid key."""
         return self.seal.from_galois_str(data)
 
+    def switching_words(self, data: bytes, steps: list[int], *, single: bool = False) -> Words:
+        """The residues (steps, primes, 2, primes + 1, N) of serialised Galois keys, or relinearisation keys (`single`).
+
+        The framing between them is known from the chain and the steps; bytes that differ anywhere else are refused.
+        """
+        shape = self._switching_shape(len(steps))
+        out = np.empty(shape, dtype=np.uint64)
+        pieces, total = self._framing(steps, single)
+        whole = len(data) == total
+        start = 0
+        for piece, place in pieces:
+            whole = whole and data[start : start + len(piece)] == piece
+            start += len(piece)
+            if whole and place is not None:
+                words = np.frombuffer(data, dtype="<u8", count=math.prod(shape[2:]), offset=start)
+                out[place] = words.reshape(shape[2:])
+                start += words.nbytes
+        if not whole:
+            raise SealError("SEAL's key bytes do not lie where this library reads them; report the SEAL build")
+        return out
+
+    def switching_bytes(self, words: Words, steps: list[int], *, single: bool = False) -> bytes:
+        """What `switching_words` read, serialised as SEAL reads it."""
+        pieces, _ = self._framing(steps, single)
+        out = []
+        for piece, place in pieces:
+            out.append(piece)
+            if place is not None:
+                out.append(np.ascontiguousarray(words[place], dtype="<u8").tobytes())
+        return b"".join(out)
+
+    def _switching_shape(self, keys: int) -> tuple[int, int, int, int, int]:
+        primes = len(self.chain.primes)
+        return keys, primes, 2, primes + 1, self.chain.ring
+
+    def _framing(self, steps: list[int], single: bool) -> tuple[list[tuple[bytes, tuple[int, int] | None]], int]:
+        """Pieces of SEAL's framing, each with the place of the residues that follow it; and the length of it all."""
+        _, primes, size, every, ring = self._switching_shape(len(steps))
+        parms_id = self.seal.key_context_data().parms_id()
+        # A Galois key lies at the index of its automorphism x -> x^(3^step).
+        index = {0: 0} if single else {(pow(3, step, 2 * ring) - 1) // 2: i for i, step in enumerate(steps)}
+        rows = 1 if single else ring
+        body = _header(parms_id, size, every, ring, 1.0)
+        one = len(body) + 8 * size * every * ring
+        total = 16 + 32 + 8 + 8 * rows + len(steps) * primes * one
+        pieces: list[tuple[bytes, tuple[int, int] | None]] = []
+        pending = struct.pack("<HBBBBHQ4QQ", _MAGIC, 16, *WANTED, 0, 0, total, *parms_id, rows)
+        for row in range(rows):
+            if row not in index:
+                pending += struct.pack("<Q", 0)
+                continue
+            pending += struct.pack("<Q", primes)
+            for digit in range(primes):
+                pieces.append((pending + body, (index[row], digit)))
+                pending = b""
+        return [*pieces, (pending, None)], total
+
 
 class SecretKey:
-    """A secret key and what only its holder can do. Fresh for every instance; it never leaves it."""
+    """A secret key and what only its holder can do: fresh, or from the bytes that `keys` kept on the client's disk."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, kept: bytes | None = None) -> None:
         self.context = context
-        self._generator = seal.KeyGenerator(context.seal)
+        if kept is None:
+            self._generator = seal.KeyGenerator(context.seal)
+        else:
+            self._generator = seal.KeyGenerator(context.seal, context.seal.from_secret_str(kept))
         self._key = self._generator.secret_key()
         self._encryptor = seal.Encryptor(context.seal, self._key)
         self._decryptor = seal.Decryptor(context.seal, self._key)
+
+    @staticmethod
+    def size(chain: Chain) -> int:
+        """How many bytes `to_bytes` gives."""
+        return _SECRET_HEADER + 8 * (len(chain.primes) + 1) * chain.ring
+
+    def to_bytes(self) -> bytes:
+        """The secret itself, for `keys` to keep; no message can carry it."""
+        out: bytes = self._key.to_string()
+        return out
 
     def encrypt(self, values: Array, scale: float) -> Any:
         """Encrypt up to N/2 real values symmetrically."""

@@ -21,6 +21,7 @@ from quad4fhe.circuit.plan import Fitted, Plan, require_model
 from quad4fhe.circuit.quantise import quantise
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import batch, packed
+from quad4fhe.he.keys import StoredKey
 from quad4fhe.he.packed import EvaluationKeys
 from quad4fhe.he.residues import KernelName
 from quad4fhe.he.seal import Context, SecretKey
@@ -70,13 +71,15 @@ class Client:
     Damage to the residues spreads over all slots in the same way. It is no defence against a server that lies: CKKS
     ciphertexts can be altered on purpose, and no such claim is made.
 
+    Without a stored `key` (see `keys`) the client makes one that ends with it.
+
     CKKS is approximate and SEAL is IND-CPA, not IND-CPA-D: what was decrypted must not be sent back to the server.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, key: StoredKey | None = None) -> None:
         self.plan = plan
-        self._secret = SecretKey(Context(plan.chain))
-        self._key_id = secrets.token_bytes(16)
+        self._secret = SecretKey(Context(plan.chain)) if key is None else key.open(plan.chain)
+        self._key_id = secrets.token_bytes(16) if key is None else key.key_id
         self._open: dict[bytes, int] = {}
 
     def evaluation_keys(self) -> EvaluationKeys | None:
@@ -85,7 +88,7 @@ class Client:
 
     @property
     def key_id(self) -> bytes:
-        """The name of this client's key: random, says nothing about the key."""
+        """The name of this client's key; it says nothing about the key."""
         return self._key_id
 
     def encrypt(self, X: ArrayLike) -> list[Request]:
@@ -183,6 +186,14 @@ class Server:
             self._keys[key_id] = (context.relin_keys(keys.relin), context.galois_keys(keys.galois))
         except (ValueError, RuntimeError) as error:
             raise InputError(f"not evaluation keys of this plan: {error}") from None
+
+    def knows(self, key_id: bytes) -> bool:
+        """Whether a request of this key can be answered now."""
+        return self._packed is None or key_id in self._keys
+
+    def forget(self, key_id: bytes) -> None:
+        """Drop a client's evaluation keys; its next request needs them again."""
+        self._keys.pop(key_id, None)
 
     def evaluate(self, request: Request) -> Reply:
         """The reply to one request."""

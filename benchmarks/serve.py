@@ -1,0 +1,195 @@
+"""The service under load against in-process evaluation, one run; prints a table and writes JSON.
+
+    python benchmarks/serve.py --out serve.json [--seconds 15] [--clients 1 8 32] [--workers 1]
+
+Baseline: the same requests by `Server.evaluate` in one process, one thread, ciphertexts already in memory, as many such
+processes as the server has workers. The service receives, checks and answers them over HTTP on the loopback interface;
+the clients that send them (already encrypted) run on the same machine and are not counted out. Limits are the server's
+own: who is refused comes back, and every request that was accepted must be answered.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ[_name] = "1"  # before numpy: one thread on both sides of every ratio
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from machine import describe
+from quad4fhe import MLP, Fit, Plan, fit
+from quad4fhe.he import container
+from quad4fhe.he.session import Client, Request, Server
+
+PROGRAM = "from quad4fhe.cli import entry_point; entry_point()"
+OCTETS = {"content-type": "application/octet-stream"}
+OTTO = (93, 256, 9)
+
+
+def made(shape: tuple[int, int, int]) -> Fit:
+    """A fit of a random network of the given sizes."""
+    d, m, K = shape
+    rng = np.random.default_rng(0)
+    X = np.clip(rng.normal(size=(300, d)), -3, 3)
+    W1, W2 = rng.normal(size=(m, d)) / np.sqrt(d), rng.normal(size=(K, m)) / np.sqrt(m)
+    return fit(MLP(W1, np.zeros(m), W2, -np.median(np.maximum(X @ W1.T, 0) @ W2.T, axis=0)), X)
+
+
+def in_process(found: Fit, plan: Plan, chunks: list[Any], header: Any, seconds: float) -> tuple[float, float]:
+    """Requests a second without a network, and CPU seconds for each."""
+    server = Server(found, plan)
+    request = Request(header, chunks)
+    server.evaluate(request)
+    count, started, used = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - started < seconds:
+        server.evaluate(request)
+        count += 1
+    return count / (time.perf_counter() - started), (time.process_time() - used) / count
+
+
+class Load:
+    """Clients that send one request again and again until told to stop."""
+
+    def __init__(self, url: str, data: bytes, size: int) -> None:
+        self._url, self._data, self._size = url, data, size
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.answers: Counter[str] = Counter()
+        self.seconds: list[float] = []
+
+    def run(self, clients: int, seconds: float, most: int | None = None) -> float:
+        """Drive the server; returns the time it took."""
+        self._most = most
+        threads = [threading.Thread(target=self._client) for _ in range(clients)]
+        started = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        self._stop.wait(seconds)
+        self._stop.set()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - started
+
+    def _client(self) -> None:
+        with httpx.Client(headers=OCTETS, timeout=120) as http:
+            while not self._stop.is_set():
+                started = time.perf_counter()
+                try:
+                    answer = http.post(self._url, content=self._data)
+                    name = str(answer.status_code)
+                    if answer.status_code == 200 and len(answer.content) != self._size:
+                        name = "short"
+                except httpx.TransportError as error:
+                    name = type(error).__name__
+                spent = time.perf_counter() - started
+                with self._lock:
+                    self.answers[name] += 1
+                    if name == "200":
+                        self.seconds.append(spent)
+                    if self._most is not None and self.answers["200"] >= self._most:
+                        self._stop.set()
+                if name == "429":
+                    self._stop.wait(float(answer.headers["retry-after"]))
+
+
+def memory(pid: int) -> int:
+    """Resident bytes of the server and its workers."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    total = 0
+    for one in (pid, *map(int, children)):
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{one}/status").read_text().splitlines())
+        total += 1024 * int(fields["VmRSS"].split()[0])
+    return total
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """CPU seconds that the server itself and its workers have used."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+    def used(one: int | str) -> float:
+        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    return used(pid), sum(map(used, children))
+
+
+def main() -> None:
+    """Run everything and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--shape", type=int, nargs=3, default=OTTO, metavar=("D", "M", "K"))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=1000, help="requests over which memory is watched")
+    options = parser.parse_args()
+    shape = tuple(options.shape)
+    found = made(shape)
+    result: dict[str, Any] = {"machine": describe(), "shape": shape, "workers": options.workers, "load": []}
+    with tempfile.TemporaryDirectory() as folder:
+        found.save(Path(folder) / "fit.safetensors")
+        words = ["serve", f"{folder}/fit.safetensors", "--layout", "batch", "--precision", "fast", "--port", "0"]
+        words += ["--workers", str(options.workers), "--queue", "16", "--json"]
+        with open(Path(folder) / "log", "wb") as log:
+            process = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=log)
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            base = f"{url}/models/{found.model.sha256}"
+            plan = Plan.from_dict(httpx.get(f"{base}/plan").json())
+            request = next(Client(plan).stream(np.zeros((1, shape[0])).clip(*plan.domain.box)))
+            chunks = list(request.chunks)
+            data = b"".join(container.write_request(plan, Request(request.header, chunks)))
+            size = container.size(plan, container.Kind.reply)
+            rate, cpu = in_process(found, plan, chunks, request.header, options.seconds / 2)
+            rate *= options.workers
+            result |= {"in_process_cpu": cpu}
+            result |= {"ring": plan.chain.ring, "request_bytes": len(data), "in_process_per_second": rate}
+            print(f"in process: {rate:.2f} requests/s of {plan.per_request} samples, {len(data) / 1e6:.1f} MB each")
+            for clients in options.clients:
+                load = Load(f"{base}/evaluate", data, size)
+                before_cpu = cpu_seconds(process.pid)
+                spent = load.run(clients, options.seconds)
+                own, theirs = np.subtract(cpu_seconds(process.pid), before_cpu) / load.answers["200"]
+                share = load.answers["200"] / spent / rate
+                p50, p99 = np.percentile(load.seconds, [50, 99]).tolist()
+                row = {"clients": clients, "per_second": load.answers["200"] / spent, "share": share}
+                row |= {"server_cpu": own, "worker_cpu": theirs, "cpu_share": cpu / theirs}
+                row |= {"p50": p50, "p99": p99, "answers": dict(load.answers)}
+                result["load"].append(row)
+                print(
+                    f"{clients:3d} clients: {row['per_second']:.2f} requests/s, {share:.0%} of in process, "
+                    f"CPU a request {theirs:.3f} s worker ({cpu / theirs:.0%}) + {own:.3f} s server, "
+                    f"p50 {p50:.3f} s, p99 {p99:.3f} s, answers {dict(load.answers)}"
+                )
+            before = memory(process.pid)
+            load = Load(f"{base}/evaluate", data, size)
+            load.run(4, 600.0, options.requests)
+            after = memory(process.pid)
+            result["memory"] = {"requests": load.answers["200"], "before": before, "after": after}
+            print(f"memory: {before / 1e6:.0f} MB, after {load.answers['200']} more requests {after / 1e6:.0f} MB")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=90)
+            assert process.stdout is not None
+            process.stdout.close()
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

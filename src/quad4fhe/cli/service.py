@@ -1,0 +1,233 @@
+"""Commands of the service: keygen, serve, query. They parse, call the API and print.
+
+What the optional packages give is imported inside the commands, so that the others work without them.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from quad4fhe._files import opened, parsing
+from quad4fhe._terminal import Reporter
+from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
+from quad4fhe.circuit.plan import Plan
+from quad4fhe.cli.app import JsonFlag, app, check_folder, print_json, print_table, say, write_text
+from quad4fhe.cli.encrypted import LayoutName, PrecisionName, PrecisionOption, WidenOption, csv_text, make_plan
+from quad4fhe.data.files import read_samples
+from quad4fhe.errors import InputError
+from quad4fhe.fit import Fit
+from quad4fhe.he import keys
+from quad4fhe.he.predict import Prediction
+
+
+class ServedLayout(StrEnum):
+    """In which layouts a model is served."""
+
+    both = "both"
+    batch = "batch"
+    packed = "packed"
+
+
+class QueryLayout(StrEnum):
+    """Which of a server's layouts is asked for."""
+
+    batch = "batch"
+    packed = "packed"
+
+
+PassphraseFile = Annotated[Path | None, typer.Option(help="A file whose first line is the key's passphrase.")]
+AskPassphrase = Annotated[bool, typer.Option("--ask-passphrase", help="Ask for the key's passphrase.")]
+TokenOption = Annotated[Path | None, typer.Option(help="A file that holds the API token.")]
+CaOption = Annotated[Path | None, typer.Option(help="Trust this certificate authority (PEM) instead of the system's.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="The model's id; another one is not trusted.")]
+LayoutChoice = Annotated[QueryLayout | None, typer.Option(help="Which of the server's layouts to use.")]
+
+
+@app.command("keygen")
+def keygen_command(
+    key: Annotated[Path, typer.Argument(help="The key file to write.", show_default=False)],
+    plan: Annotated[Path | None, typer.Option(help="Make it for this plan (from `quad4fhe plan --json`).")] = None,
+    server: Annotated[str | None, typer.Option(help="Make it for the plan of this server.")] = None,
+    model: ModelOption = None,
+    layout: LayoutChoice = None,
+    rotate: Annotated[bool, typer.Option("--rotate", help="Replace KEY by a new one; the old is kept, dated.")] = False,
+    passphrase_file: PassphraseFile = None,
+    ask_passphrase: AskPassphrase = False,
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Make a secret key, for its owner's eyes only; it stays on this machine."""
+    if [plan is not None, server is not None, rotate].count(True) != 1:
+        raise InputError("say what the key is for: one of --plan FILE, --server URL or --rotate")
+    passphrase = _passphrase(passphrase_file, ask_passphrase, confirm=not rotate)
+    kept: Path | None = None
+    if rotate:
+        made, kept = keys.rotate(key, passphrase)
+    else:
+        if plan is not None:
+            chain = _read_plan(plan).chain
+        else:
+            with _remote(str(server), model, layout, token_file, ca, 60.0) as remote:
+                chain = remote.plan.chain
+        made = keys.generate(chain)
+        keys.save(made, key, passphrase)
+    if json:
+        print_json({"key_id": made.key_id.hex(), "file": str(key), "kept": None if kept is None else str(kept)})
+        return
+    lines = [("key", str(key)), ("id", made.key_id.hex()), ("ring", f"N = {made.chain.ring}")]
+    print_table("secret key", lines + ([] if kept is None else [("old key", str(kept))]))
+
+
+@app.command("serve")
+def serve_command(
+    fits: Annotated[list[Path], typer.Argument(help="Fit files made by `quad4fhe fit`.", show_default=False)],
+    plans: Annotated[
+        list[Path] | None, typer.Option("--plan", help="Use this plan (from `quad4fhe plan --json`); repeatable.")
+    ] = None,
+    layout: Annotated[ServedLayout, typer.Option(help="In which layouts, where no plan is given.")] = ServedLayout.both,
+    samples: Annotated[int, typer.Option(help="Plan for this many samples at once.")] = 2048,
+    precision: PrecisionOption = PrecisionName.strict,
+    widen: WidenOption = 0.0,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8443,
+    workers: Annotated[int, typer.Option(help="Worker processes.", min=1)] = 2,
+    queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.", min=0)] = 8,
+    deadline: Annotated[float, typer.Option(help="Seconds for a request, upload included.")] = 60.0,
+    max_keys: Annotated[int, typer.Option(help="Clients whose evaluation keys are kept.", min=1)] = 64,
+    token_file: Annotated[Path | None, typer.Option(help="Let in only who has a token; one a line.")] = None,
+    open_to_all: Annotated[bool, typer.Option("--open", help="Let everyone in, also from other machines.")] = False,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Answer encrypted requests for the models in FITS until stopped; nothing is ever decrypted here."""
+    from quad4fhe.serve.run import Address, Hosted, Limits, read_tokens, serve
+
+    address = Address(host=host, port=port, certificate=tls_cert, certificate_key=tls_key)
+    limits = Limits(workers=workers, queue=queue, deadline=deadline, keys=max_keys)
+    tokens = () if token_file is None else read_tokens(token_file)
+    given = [_read_plan(file) for file in plans or []]
+    hosted: list[Hosted] = []
+    with Reporter() as progress:
+        for file in fits:
+            progress("plan", len(hosted), len(fits))
+            fit = Fit.load(file)
+            own = [one for one in given if one.model_id == fit.model.sha256]
+            if not own:
+                names = ["batch", "packed"] if layout is ServedLayout.both else [layout.value]
+                own = [make_plan(fit, samples, LayoutName(name), precision, widen, None) for name in names]
+            hosted.append(Hosted(fit, tuple(own)))
+    if len(given) != sum(one in given for two in hosted for one in two.plans):
+        raise InputError("a plan belongs to none of the fits; make it again with: quad4fhe plan FIT --json")
+
+    def ready(url: str) -> None:
+        models = [one.to_dict() for one in hosted]
+        if json:
+            print_json({"url": url, "models": models})
+            return
+        lines = [(one["id"][:12], f"{one['id']}, layouts {', '.join(one['layouts'])}") for one in models]
+        print_table(f"serving on {url}", lines)
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    serve(hosted, address=address, limits=limits, tokens=tokens, open_to_all=open_to_all, ready=ready)
+
+
+@app.command("query")
+def query_command(
+    url: Annotated[str, typer.Argument(help="The server, as https://host:port.", show_default=False)],
+    data: Annotated[Path, typer.Argument(help="Samples: .npz (X), .npy, .csv or .parquet.", show_default=False)],
+    model: ModelOption = None,
+    layout: LayoutChoice = None,
+    key: Annotated[Path | None, typer.Option(help="A kept key (keygen); otherwise one for this call alone.")] = None,
+    passphrase_file: PassphraseFile = None,
+    ask_passphrase: AskPassphrase = False,
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+    clip: Annotated[
+        bool, typer.Option("--clip", help="Move samples outside the box to its edge and count them.")
+    ] = False,
+    patience: Annotated[float, typer.Option(help="Seconds one message may take, attempts included.")] = 120.0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Encrypt DATA here, let the server at URL decide, decrypt here. Never send the logits back to the server."""
+    if out is not None:
+        check_folder(out)
+    stored = None if key is None else keys.load(key, _passphrase(passphrase_file, ask_passphrase, confirm=False))
+    X, _ = read_samples(data, "test")
+    with Reporter() as progress, _remote(url, model, layout, token_file, ca, patience) as remote:
+        found = remote.predict(X, key=stored, clip=clip, progress=progress)
+        plan = remote.plan
+    prediction = Prediction(found.decisions, found.logits)
+    if out is not None:
+        write_text(out, csv_text(prediction))
+    if json:
+        bill = {
+            name: getattr(found, name)
+            for name in ("requests", "upload_bytes", "download_bytes", "key_bytes", "clipped", "seconds")
+        }
+        print_json(
+            {"model": plan.model_id, "layout": plan.layout, **bill}
+            | {"decisions": found.decisions.tolist(), "logits": found.logits.tolist()}
+        )
+        return
+    lines = [prediction.summary()[0], ("model", plan.model_id)]
+    lines.append(("how", f"encrypted with CKKS, layout {plan.layout}, ring N = {plan.chain.ring}"))
+    if found.clipped:
+        lines.append(("clipped", f"{found.clipped} samples lay outside the box and were moved to its edge"))
+    keyed = f", {readable_bytes(found.key_bytes)} of keys once" if found.key_bytes else ""
+    traffic = f"{readable_bytes(found.upload_bytes)} up, {readable_bytes(found.download_bytes)} down"
+    lines.append(("traffic", f"{traffic} in {found.requests} requests{keyed}"))
+    lines.append(("time", readable_seconds(found.seconds)))
+    print_table("answers", lines)
+    if model is None:
+        say(f"To accept this model only, from now on: --model {plan.model_id}")
+    if out is not None:
+        say(f"Decisions and logits are in {out}.")
+
+
+def _remote(
+    url: str, model: str | None, layout: QueryLayout | None, token_file: Path | None, ca: Path | None, patience: float
+) -> Any:
+    from quad4fhe.serve.client import Remote
+
+    token = None if token_file is None else _first_line(token_file, "token")
+    trust: bool | ssl.SSLContext = True
+    if ca is not None:
+        with opened(ca), parsing("the certificate", "give a PEM file"):
+            trust = ssl.create_default_context(cafile=str(ca))
+    chosen = None if layout is None else layout.value
+    return Remote(url, model=model, layout=chosen, token=token, verify=trust, patience=patience)
+
+
+def _read_plan(file: Path) -> Plan:
+    with opened(file):
+        with parsing("the plan", "make one with: quad4fhe plan FIT --json"):
+            fields = msgspec.json.decode(file.read_bytes())
+        return Plan.from_dict(fields)
+
+
+def _first_line(file: Path, what: str) -> str:
+    with opened(file), parsing(f"the {what}", "write it as one line of text"):
+        lines = file.read_text(encoding="utf-8").splitlines()
+    if not lines or not lines[0].strip():
+        raise InputError(f"{file}: its first line, the {what}, is empty")
+    return lines[0].strip()
+
+
+def _passphrase(file: Path | None, ask: bool, *, confirm: bool) -> str | None:
+    if file is not None:
+        return _first_line(file, "passphrase")
+    if not ask:
+        return None
+    typed: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
+    return typed

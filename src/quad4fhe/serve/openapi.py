@@ -1,0 +1,109 @@
+"""The service's OpenAPI description, by hand: bodies are octets, so there is no schema to derive it from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_OCTETS = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_ERROR = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}},
+    "required": ["error"],
+    "additionalProperties": False,
+}
+_MODEL = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+        "features": {"type": "integer", "minimum": 1},
+        "outputs": {"type": "integer", "minimum": 1},
+        "layouts": {"type": "array", "items": {"enum": ["batch", "packed"]}, "minItems": 1},
+    },
+    "required": ["id", "features", "outputs", "layouts"],
+}
+_WORDS = {
+    "400": "Not a container of this plan; the message says why.",
+    "401": "A token is missing or wrong.",
+    "404": "No such model, layout or key.",
+    "408": "The upload took too long.",
+    "409": "Keys of this name are here already.",
+    "413": "Longer than the plan prescribes.",
+    "415": "Not application/octet-stream, or compressed.",
+    "429": "The queue is full.",
+    "503": "A worker was lost or there is no room; the same request may be sent again.",
+    "504": "The deadline passed.",
+}
+_RETRY = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
+
+
+def _responses(ok: dict[str, Any], *codes: str) -> dict[str, Any]:
+    out = dict(ok)
+    for code in codes:
+        out[code] = {"description": _WORDS[code], "content": {"application/json": {"schema": _ERROR}}}
+        if code in ("429", "503"):
+            out[code]["headers"] = _RETRY
+    return out
+
+
+def _json(what: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"200": {"description": what, "content": {"application/json": {"schema": schema}}}}
+
+
+def _parameter(name: str, digits: int) -> dict[str, Any]:
+    schema = {"type": "string", "pattern": f"^[0-9a-f]{{{digits}}}$"}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def describe_api(tokens: bool) -> dict[str, Any]:
+    """The description; with `tokens`, every route but /health asks for one."""
+    model, key = _parameter("model_id", 64), _parameter("key_id", 32)
+    layout = {"name": "layout", "in": "query", "required": False, "schema": {"enum": ["batch", "packed"]}}
+    body = {"required": True, "content": _OCTETS}
+    upload = ("400", "401", "404", "408", "413", "415", "429", "503", "504")
+    counts = {"type": "object", "properties": {"workers": {"type": "integer"}, "busy": {"type": "integer"}}}
+    models = {"type": "object", "properties": {"models": {"type": "array", "items": _MODEL}}, "required": ["models"]}
+    unwell = {"503": {"description": "No worker is alive.", "content": {"application/json": {"schema": counts}}}}
+    text = {"200": {"description": "Prometheus text.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
+    reply = {"200": {"description": "A reply container.", "content": _OCTETS}}
+    done = {"204": {"description": "The keys are here."}}
+    paths: dict[str, Any] = {
+        "/health": {
+            "get": {"summary": "Are workers alive?", "security": [], "responses": _json("Yes.", counts) | unwell}
+        },
+        "/metrics": {"get": {"summary": "Counters for Prometheus", "responses": _responses(text, "401")}},
+        "/models": {"get": {"summary": "What is served", "responses": _responses(_json("Models.", models), "401")}},
+        "/models/{model_id}/plan": {
+            "parameters": [model],
+            "get": {
+                "summary": "Every parameter that client and server share",
+                "parameters": [layout],
+                "responses": _responses(_json("A plan.", {"type": "object"}), "401", "404"),
+            },
+        },
+        "/models/{model_id}/evaluate": {
+            "parameters": [model],
+            "post": {
+                "summary": "Answer an encrypted request; the same request gives the same reply",
+                "requestBody": body,
+                "responses": _responses(reply, *upload),
+            },
+        },
+        "/models/{model_id}/keys/{key_id}": {
+            "parameters": [model, key],
+            "get": {"summary": "Are these keys here?", "responses": _responses(done, "401", "404")},
+            "put": {
+                "summary": "Give evaluation keys of layout packed, once",
+                "requestBody": body,
+                "responses": _responses(done, *upload, "409"),
+            },
+        },
+    }
+    out: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "quad4fhe", "version": "1", "description": "Encrypted inference; see SECURITY.md."},
+        "paths": paths,
+    }
+    if tokens:
+        out["components"] = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
+        out["security"] = [{"token": []}]
+    return out

@@ -1,0 +1,116 @@
+"""Starts the HTTP server: address, TLS, logging, stopping.
+
+Decides that a server which others can reach has tokens, unless its operator says in words that it is open. On SIGTERM
+or Ctrl-C it takes nothing new and finishes what it accepted.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quad4fhe.errors import InputError, MissingExtraError
+
+try:
+    import uvicorn
+
+    from quad4fhe.serve.app import Limits, Service
+except ImportError as error:
+    raise MissingExtraError(error.name or "uvicorn", "serve", "the server") from None
+
+from quad4fhe.serve.hosted import Hosted
+
+__all__ = ["Address", "Hosted", "Limits", "read_tokens", "serve"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where to listen; port 0 takes a free one. TLS needs a certificate chain and its key, as PEM files."""
+
+    host: str = "127.0.0.1"
+    port: int = 8443
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.certificate_key is None):
+            raise InputError("TLS needs a certificate and its key: give both, or neither")
+        for file in (self.certificate, self.certificate_key):
+            if file is not None and not file.is_file():
+                raise InputError(f"{file}: no such file; TLS needs a certificate and its key as PEM")
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def read_tokens(file: Path) -> tuple[str, ...]:
+    """One token a line; empty lines and lines that start with # are passed over."""
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"can't read the tokens in {file}: {error}") from None
+    tokens = tuple(line for line in lines if line and not line.startswith("#"))
+    if not tokens or min(map(len, tokens)) < 16:
+        raise InputError(f"{file} needs one token a line, each of 16 or more characters; try: openssl rand -hex 32")
+    if not all(token.isascii() and token.isprintable() for token in tokens):
+        raise InputError(f"{file} has tokens that are not printable ASCII; try: openssl rand -hex 32")
+    return tokens
+
+
+def serve(
+    hosted: list[Hosted],
+    *,
+    address: Address,
+    limits: Limits,
+    tokens: tuple[str, ...] = (),
+    open_to_all: bool = False,
+    folder: Path | None = None,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve until told to stop.
+
+    `folder` is where payloads wait, by default the system's place for temporary files; `ready` is called with the
+    server's address once it takes requests.
+    """
+    if not (address.local or tokens or open_to_all):
+        raise InputError(f"others can reach {address.host}: give tokens, or say that the server is open to everyone")
+    listener = _listen(address)
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    url = f"{'http' if address.certificate is None else 'https'}://{host}:{listener.getsockname()[1]}"
+    service = Service(hosted, limits, tokens, folder, lambda: ready(url))
+    config = uvicorn.Config(
+        service.app(),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        ws="none",
+        ssl_certfile=address.certificate,
+        ssl_keyfile=address.certificate_key,
+        timeout_graceful_shutdown=math.ceil(limits.deadline) + 5,
+        # Every place in the queue, as many again that are told it is full, and a few for everything else.
+        limit_concurrency=2 * (limits.workers + limits.queue) + 64,
+    )
+    server = uvicorn.Server(config)
+    with listener:
+        server.run(sockets=[listener])
+    if not server.started:
+        raise InputError("the server did not start; its log says why")
+
+
+def _listen(address: Address) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address.host, address.port), family=family, backlog=512)
+    except OSError as error:
+        raise InputError(f"can't listen on {address.host}:{address.port}: {error.strerror or error}") from None

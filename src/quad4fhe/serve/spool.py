@@ -1,0 +1,66 @@
+"""Files between the server and its workers, and the clients' evaluation keys.
+
+Decides where payloads lie while they wait (a folder that only its owner can enter), how many clients' keys are kept,
+and who gives way: the one used longest ago. What is in the files is left to `container`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import BinaryIO
+
+
+class Spool:
+    """A private folder; everything in it goes when the server stops."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="quad4fhe-", dir=folder))
+        self._number = 0
+
+    def new(self) -> Path:
+        """A name that is not taken."""
+        self._number += 1
+        return self.folder / f"{self._number}.part"
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class KeyStore:
+    """Evaluation keys by plan and key id, at most `limit` of them."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._files: OrderedDict[tuple[bytes, bytes], Path] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def find(self, plan: bytes, key_id: bytes) -> Path | None:
+        """Where a client's keys lie; they are then the last to give way."""
+        place = (plan, key_id)
+        if place not in self._files:
+            return None
+        self._files.move_to_end(place)
+        return self._files[place]
+
+    def keep(self, plan: bytes, key_id: bytes, file: Path) -> None:
+        """Keep checked keys. A name that is taken stays as it is: nobody replaces the keys of another."""
+        if (plan, key_id) in self._files:
+            file.unlink(missing_ok=True)
+            return
+        while len(self._files) >= self._limit:
+            _, oldest = self._files.popitem(last=False)
+            oldest.unlink(missing_ok=True)
+        self._files[plan, key_id] = file
+
+
+def taken(path: Path) -> BinaryIO:
+    """Open a file and take its name away, so that it is gone when it is closed, whatever happens."""
+    file = path.open("rb")
+    path.unlink()
+    return file

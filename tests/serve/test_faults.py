@@ -1,0 +1,252 @@
+"""What happens when something breaks: each case ends in a right answer or a clear error, and the next request works."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from quad4fhe import Fit
+from quad4fhe.he import container, keys
+from quad4fhe.he.session import Client
+from quad4fhe.serve.client import Remote, ServiceError
+from serving import RunningServer, small_fit
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
+
+OCTETS = {"content-type": "application/octet-stream"}
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fit]:
+    file = tmp_path_factory.mktemp("fits") / "fit.safetensors"
+    made = small_fit(4, 8, 3, seed=1)
+    made.save(file)
+    return file, made
+
+
+@pytest.fixture(scope="module")
+def server(fitted: tuple[Path, Fit]) -> Iterator[RunningServer]:
+    """One worker, one place in the queue."""
+    words = ("--precision", "fast", "--samples", "4", "--workers", "1", "--queue", "1", "--deadline", "5")
+    with RunningServer(fitted[0], *words) as running:
+        yield running
+        assert "Traceback" not in "\n".join(running.log)
+
+
+def inside(fit: Fit, n: int) -> np.ndarray:
+    return np.random.default_rng(3).uniform(*fit.box, size=(n, fit.model.features))
+
+
+def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def works(server: RunningServer, fit: Fit, layout: str = "batch") -> None:
+    X = inside(fit, 3)
+    with Remote(server.url, model=fit.model.sha256, layout=layout, patience=60) as remote:
+        assert (remote.predict(X).decisions == fit.model.decide(X)).all()
+
+
+def body(server: RunningServer, fit: Fit) -> tuple[str, bytes]:
+    with Remote(server.url, model=fit.model.sha256, layout="batch") as remote:
+        request = next(Client(remote.plan).stream(inside(fit, 1)))
+        data = b"".join(container.write_request(remote.plan, request))
+    return f"{server.url}/models/{fit.model.sha256}/evaluate", data
+
+
+class Stuck:
+    """The server's worker, stopped: what it is given waits until it goes on or is killed."""
+
+    def __init__(self, server: RunningServer) -> None:
+        (self.pid,) = server.workers()
+
+    def __enter__(self) -> Stuck:
+        os.kill(self.pid, signal.SIGSTOP)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if Path(f"/proc/{self.pid}").exists():
+            os.kill(self.pid, signal.SIGCONT)
+
+
+def test_a_worker_killed_in_the_middle_of_a_request_is_a_clear_error_and_then_replaced(server, fitted) -> None:
+    url, data = body(server, fitted[1])
+    with ThreadPoolExecutor() as threads, Stuck(server) as stuck:
+        answer = threads.submit(httpx.post, url, content=data, headers=OCTETS, timeout=30)
+        until(lambda: server.healthy()["busy"] == 1)
+        time.sleep(0.3)
+        os.kill(stuck.pid, signal.SIGKILL)
+        response = answer.result(timeout=20)
+    assert response.status_code == 503
+    assert "send the request again" in response.json()["error"]
+    assert response.headers["retry-after"] == "1"
+    works(server, fitted[1])
+
+
+def test_the_client_itself_gets_over_a_killed_worker(server, fitted) -> None:
+    with ThreadPoolExecutor() as threads, Stuck(server) as stuck:
+        answer = threads.submit(works, server, fitted[1])
+        until(lambda: server.healthy()["busy"] == 1)
+        os.kill(stuck.pid, signal.SIGKILL)
+        answer.result(timeout=60)
+
+
+def test_an_idle_worker_that_dies_is_replaced(server, fitted) -> None:
+    (pid,) = server.workers()
+    os.kill(pid, signal.SIGKILL)
+    works(server, fitted[1])
+    assert server.workers() != [pid]
+
+
+def test_a_request_past_its_deadline_is_ended_with_its_worker(server, fitted) -> None:
+    url, data = body(server, fitted[1])
+    with Stuck(server) as stuck:
+        started = time.monotonic()
+        response = httpx.post(url, content=data, headers=OCTETS, timeout=30)
+        assert response.status_code == 504
+        assert time.monotonic() - started < 10
+        until(lambda: not Path(f"/proc/{stuck.pid}").exists())
+    works(server, fitted[1])
+
+
+def test_overflow_is_told_to_come_back_and_what_was_accepted_is_answered(server, fitted) -> None:
+    url, data = body(server, fitted[1])
+    with ThreadPoolExecutor(12) as threads:
+        with Stuck(server):
+            waiting = [threads.submit(httpx.post, url, content=data, headers=OCTETS, timeout=30) for _ in range(2)]
+            until(lambda: server.healthy()["busy"] == 2)
+            refused = [threads.submit(httpx.post, url, content=data, headers=OCTETS, timeout=30) for _ in range(8)]
+            answers = [one.result(timeout=20) for one in refused]
+        assert [answer.status_code for answer in answers] == [429] * 8
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
+        accepted = [one.result(timeout=20) for one in waiting]
+    assert [answer.status_code for answer in accepted] == [200, 200]
+    assert accepted[0].content == accepted[1].content
+
+
+def test_more_clients_than_places_are_all_answered_in_the_end(server, fitted) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        for answer in [threads.submit(works, server, fitted[1]) for _ in range(6)]:
+            answer.result(timeout=90)
+
+
+def test_a_client_gone_in_the_middle_of_an_upload_frees_its_place(server, fitted) -> None:
+    url, data = body(server, fitted[1])
+    parsed = httpx.URL(url)
+    head = f"POST {parsed.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+    for _ in range(5):
+        with socket.create_connection((parsed.host, parsed.port), timeout=10) as connection:
+            connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data[: len(data) // 2])
+            until(lambda: server.healthy()["busy"] == 1)
+        until(lambda: server.healthy()["busy"] == 0)
+    works(server, fitted[1])
+
+
+def test_an_upload_that_trickles_is_ended_at_its_deadline(server, fitted) -> None:
+    url, data = body(server, fitted[1])
+    parsed = httpx.URL(url)
+    head = f"POST {parsed.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+    with socket.create_connection((parsed.host, parsed.port), timeout=20) as connection:
+        connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data[:500])
+        assert b" 408 " in connection.recv(4096)
+    until(lambda: server.healthy()["busy"] == 0)
+
+
+def test_a_restarted_server_is_found_again_and_given_the_keys_again(fitted, tmp_path: Path) -> None:
+    file, fit = fitted
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    words = (file, "--precision", "fast", "--samples", "4", "--workers", "1", "--port", str(port))
+    X = inside(fit, 2)
+    with RunningServer(*words) as first:
+        remote = Remote(first.url, model=fit.model.sha256, layout="packed", patience=90)
+        key = keys.generate(remote.plan.chain)
+        assert remote.predict(X, key=key).key_bytes > 0
+    with remote, ThreadPoolExecutor() as threads:
+        answer = threads.submit(remote.predict, X, key=key)  # nobody is there yet
+        time.sleep(0.5)
+        with RunningServer(*words):
+            found = answer.result(timeout=90)
+    assert found.key_bytes > 0
+    assert (found.decisions == fit.model.decide(X)).all()
+
+
+def test_a_server_stopped_under_load_finishes_what_it_accepted(fitted) -> None:
+    file, fit = fitted
+    words = (file, "--precision", "fast", "--samples", "4", "--layout", "batch", "--workers", "1")
+    with RunningServer(*words) as running:
+        url, data = body(running, fit)
+        with ThreadPoolExecutor(4) as threads:
+            with Stuck(running):
+                waiting = [threads.submit(httpx.post, url, content=data, headers=OCTETS, timeout=30) for _ in range(4)]
+                until(lambda: running.healthy()["busy"] == 4)
+                time.sleep(0.3)
+                running.process.send_signal(signal.SIGTERM)
+                time.sleep(0.5)
+            assert [one.result(timeout=30).status_code for one in waiting] == [200] * 4
+
+
+def test_tokens_keep_strangers_out(fitted, tmp_path: Path) -> None:
+    file, fit = fitted
+    tokens = tmp_path / "tokens"
+    tokens.write_text("# team a\n" + "a" * 32 + "\n" + "b" * 32 + "\n")
+    words = (file, "--precision", "fast", "--layout", "batch", "--workers", "1", "--token-file", tokens)
+    with RunningServer(*words) as running:
+        assert running.healthy()["workers"] == 1
+        for headers in ({}, {"authorization": "Bearer " + "c" * 32}, {"authorization": "Basic " + "a" * 32}):
+            for path in ("/models", "/metrics", f"/models/{fit.model.sha256}/plan", "/openapi.json"):
+                answer = httpx.get(running.url + path, headers=headers)
+                assert answer.status_code == 401
+                assert answer.headers["www-authenticate"] == "Bearer"
+        with pytest.raises(ServiceError, match="401"):
+            Remote(running.url, model=fit.model.sha256)
+        X = inside(fit, 2)
+        with Remote(running.url, token="b" * 32) as remote:
+            assert (remote.predict(X).decisions == fit.model.decide(X)).all()
+
+
+def test_damaged_bodies_leave_the_workers_alive(server, fitted) -> None:
+    url, data = body(server, fitted[1])
+    rng = random.Random(7)
+    before = server.workers()
+    seen = set()
+    with httpx.Client(headers=OCTETS, timeout=30) as client:
+        for _ in range(150):
+            damaged = bytearray(data)
+            place = rng.choice([rng.randrange(container.HEADER_BYTES), rng.randrange(len(data))])
+            damaged[place] ^= 1 << rng.randrange(8)
+            cut = rng.choice([len(data), rng.randrange(len(data))])
+            seen.add(client.post(url, content=bytes(damaged[:cut])).status_code)
+    assert seen == {400}
+    assert server.workers() == before
+    works(server, fitted[1])
+    works(server, fitted[1], "packed")
+
+
+def test_many_requests_leave_no_thread_file_or_place_behind(server, fitted) -> None:
+    url, data = body(server, fitted[1])
+    descriptors = Path(f"/proc/{server.process.pid}/fd")
+    with httpx.Client(headers=OCTETS, timeout=30) as client:
+        client.post(url, content=data)
+        before = len(list(descriptors.iterdir()))
+        for _ in range(100):
+            assert client.post(url, content=data).status_code == 200
+        after = len(list(descriptors.iterdir()))
+    assert after <= before + 2
+    assert server.healthy()["busy"] == 0
+    assert threading.active_count() < 50
