@@ -285,3 +285,93 @@ def test_packed_forecasts_its_bytes_exactly() -> None:
     assert made.forecast.upload_bytes == sum(chunk.nbytes for r in requests for chunk in r.chunks)
     assert made.forecast.download_bytes == sum(server.evaluate(request).residues.nbytes for request in requests)
     assert keys.size == pytest.approx(made.forecast.key_bytes, rel=0.01)
+
+
+def near_and_far(seed: int = 0) -> np.ndarray:
+    """The origin, where a decision is close, and points whose margins are wide."""
+    rng = np.random.default_rng(seed)
+    far = np.column_stack([rng.uniform(2, 3, 400), rng.uniform(-0.5, 0.5, 400)])
+    return np.vstack([np.zeros((1, 2)), far])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        # A third logit, far more sensitive than the two largest, lies just below them at the origin.
+        QuadraticModel(np.eye(2), [0, 0], [[0, 0], [0, 0], [1, 0]], [[0, 0], [0, 0], [30, 0]], [0, -1e-3, -1.03e-3]),
+        # No slope at the origin, and curvatures that cancel on average.
+        QuadraticModel(np.eye(2), [0, 0], [[1.0, -1.0]], [[0.0, 0.0]], [1e-6]),
+    ],
+    ids=["a third logit", "a saddle"],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_strict_plan_says_can_not_change_does_not(model: QuadraticModel, layout: str) -> None:
+    X = near_and_far()
+    fit = stand_in(model, X, box=np.array([[-3.0, -3.0], [3.0, 3.0]]))
+    made = plan(fit, samples=1000, layout=layout, X=X)
+    if 0 in made.error.close:
+        return
+    client, server = connect(fit, made)
+    again = np.zeros((1000, 2))
+    logits = client.decrypt([server.evaluate(request) for request in client.encrypt(again)])
+    assert (decide(logits) == model.decide(again)).all()
+
+
+@pytest.mark.parametrize("wide", [1e4, 1e6])
+def test_wide_features_are_in_the_error_bound_of_layout_packed(wide: float) -> None:
+    rng = np.random.default_rng(1)
+    W1 = rng.normal(size=(16, 10)) / wide
+    W2 = rng.normal(size=(2, 16)) / 4
+    model = QuadraticModel(W1, rng.normal(size=16) * 0.1, 0.1 * W2, 0.5 * W2, [0.0, 0.1])
+    X = rng.uniform(0, wide, (200, 10))
+    fit = stand_in(model, X)
+    for made in (plan(fit, samples=4, layout="packed", X=X), plan(fit, samples=4, layout="packed")):
+        client, server = connect(fit, made)
+        found = client.decrypt([server.evaluate(request) for request in client.encrypt(X[:16])])
+        assert np.abs(found - wanted(fit, X[:16])).max() <= made.error.bound
+
+
+def test_samples_that_are_not_the_calibration_set_are_no_basis_for_a_promise(fit: StandInFit) -> None:
+    with pytest.raises(InputError, match="is not the fit's calibration data"):
+        plan(fit, samples=4, X=1e-3 * random_samples(400, 5))
+
+
+def test_a_server_refuses_a_plan_whose_bound_is_not_true(fit: StandInFit) -> None:
+    fields = plan(fit, samples=4, layout="batch").to_dict()
+    fields["domain"]["low"], fields["domain"]["high"] = [-40.0] * 5, [40.0] * 5
+    with pytest.raises(InputError, match="could overflow"):
+        Server(fit, Plan.from_dict(fields))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.update(per_request=0),
+        lambda d: d.update(per_request=-1),
+        lambda d: d["scales"].update(v=2000),
+        lambda d: d["scales"].update(v=-3),
+        lambda d: d["scales"].update(x=-3),
+        lambda d: d["domain"].update(bound=-1.0),
+        lambda d: d["domain"].update(low=[1.0] * 5, high=[0.0] * 5),
+        lambda d: d["shape"].update(outputs=0),
+        lambda d: d.update(samples=-4),
+    ],
+)
+def test_numbers_no_plan_can_have_are_refused(fit: StandInFit, change) -> None:
+    fields = plan(fit, samples=4, layout="batch").to_dict()
+    change(fields)
+    with pytest.raises(InputError):
+        Plan.from_dict(fields)
+
+
+def test_one_bad_reply_costs_no_good_one_and_order_does_not_matter(fit: StandInFit) -> None:
+    made = plan(fit, samples=2048, layout="batch", precision="fast")
+    client, server = connect(fit, made)
+    X = random_samples(made.per_request + 3, 5, seed=6).clip(*fit.box)
+    replies = [server.evaluate(request) for request in client.encrypt(X)]
+    damaged = dataclasses.replace(replies[1], residues=np.zeros_like(replies[1].residues)[:1])
+    with pytest.raises(ReplyError):
+        client.decrypt([replies[0], damaged])
+    with pytest.raises(ReplyError, match="twice"):
+        client.decrypt([replies[0], replies[0]])
+    assert (client.decide(replies[::-1]) == fit.model.decide(X)).all()

@@ -44,21 +44,26 @@ class Errors:
 
 @dataclass(frozen=True, eq=False)
 class Sensitivity:
-    """Variance of the deciding difference per unit of error in x, W, V and y; each (n,), and its shift by curvature.
+    """Variance of a difference of logits per unit of error in x, W, V and y; each (n,).
 
-    The deciding difference is that of the two largest logits, or the score itself for K = 1.
+    `bend` and `hidden_bend` are the sizes of what errors of x and y do by their squares, whatever their signs.
     """
 
     x: Array
     w: Array
     v: Array
     hidden: Array
-    curvature: Array
+    bend: Array
+    hidden_bend: Array
 
     def deviation(self, errors: Errors) -> Array:
-        """The standard deviation of the deciding difference of each point, shape (n,)."""
+        """The standard deviation of the difference at each point, (n,); DEVIATIONS times it is a bound.
+
+        Squares are not Gaussian, so they count with what DEVIATIONS make of them outright.
+        """
         variance = self.x * errors.x**2 + self.w * errors.w**2 + self.v * errors.v**2 + self.hidden * errors.hidden**2
-        out: Array = np.sqrt(variance) + np.abs(self.curvature) * errors.x**2
+        squares = self.bend * errors.x**2 + self.hidden_bend * errors.hidden**2
+        out: Array = np.sqrt(variance) + DEVIATIONS * squares
         return out
 
 
@@ -73,16 +78,22 @@ def deciding(logits: Array) -> tuple[Indices, Indices]:
     return np.where(swap, order[:, 1], order[:, 0]), np.where(swap, order[:, 0], order[:, 1])
 
 
-def sensitivity(circuit: Circuit, X: Array, T: Array | None = None, hidden: Array | None = None) -> Sensitivity:
-    """The sensitivities at the points X (n, d).
+def sensitivity(
+    circuit: Circuit,
+    X: Array,
+    T: Array | None = None,
+    hidden: Array | None = None,
+    pair: tuple[Indices, Indices] | None = None,
+) -> Sensitivity:
+    """The sensitivities at the points X (n, d) of the difference of two logits, by default the two largest.
 
     T (K, m) where a hidden value also enters linearly; `hidden` (m,) where its error differs from unit to unit.
     """
     share = np.ones(circuit.units) if hidden is None else hidden
-    first, second = deciding(circuit.logits(X))
+    first, second = deciding(circuit.logits(X)) if pair is None else pair
     single = circuit.outputs == 1
     norms = (circuit.W * circuit.W).sum(axis=1)
-    parts: list[list[Array]] = [[], [], [], [], []]
+    parts: list[list[Array]] = [[], [], [], [], [], []]
     for start in range(0, len(X), 4096):
         rows = slice(start, start + 4096)
         z = X[rows] - circuit.shift
@@ -93,15 +104,16 @@ def sensitivity(circuit: Circuit, X: Array, T: Array | None = None, hidden: Arra
         if circuit.U is not None:
             gradient += circuit.U[first[rows]] - (0.0 if single else circuit.U[second[rows]])
         parts[0].append((gradient * gradient).sum(axis=1))
+        if T is not None:
+            slope = slope + T[first[rows]] - (0.0 if single else T[second[rows]])
         # Rounded weights: z_i slope_j each, and the rounding of t is one more feature of size 1.
         parts[1].append((1.0 + (z * z).sum(axis=1)) * (slope * slope).sum(axis=1))
         # T's plaintexts are rounded like V's where y enters linearly.
         carried = y**4 if T is None else y**4 + y**2
         parts[2].append((1.0 if single else 2.0) * carried.sum(axis=1))
-        if T is not None:
-            slope = slope + T[first[rows]] - (0.0 if single else T[second[rows]])
         parts[3].append((slope * slope) @ share)
-        parts[4].append(V @ norms)
+        parts[4].append(np.abs(V) @ norms)
+        parts[5].append(np.abs(V) @ share)
     return Sensitivity(*(np.concatenate(part) for part in parts))
 
 
@@ -148,20 +160,28 @@ def difference(rounded: Circuit, exact: Circuit) -> Circuit:
 
 
 def box_error(
-    rounded: Circuit, largest: Bound, moved: Bound | None, random: Errors, hidden_slope: float = 0.0
+    rounded: Circuit,
+    largest: Bound,
+    moved: Bound | None,
+    random: Errors,
+    hidden_slope: float = 0.0,
+    weight_slope: float = 0.0,
+    hidden_bend: float = 0.0,
 ) -> float:
     """A bound of the error of the deciding difference anywhere in the box, for random errors of these deviations.
 
     `largest` bounds the exact circuit and `moved` what rounding its weights did to it (None where nothing is rounded),
     so their sums bound the rounded circuit. Rounding counts outright; each random error by DEVIATIONS times its largest
-    deviation, noise on x also through the curvature, noise on y through `hidden_slope`. Two logits may err in opposite
+    deviation, noise on x also through the curvature, noise on y through `hidden_slope` and `hidden_bend`, and weights
+    that are rounded at random through `weight_slope`. Two logits may err in opposite
     directions: K >= 2 counts twice.
     """
     logit, slope = (0.0, largest.slope) if moved is None else (moved.logit, largest.slope + moved.slope)
     noise = DEVIATIONS * random.x
     bend = float((np.abs(rounded.V) @ (rounded.W * rounded.W).sum(axis=1)).max())
     logit += noise * slope + noise * noise * bend
-    logit += DEVIATIONS * random.hidden * hidden_slope
+    logit += DEVIATIONS * random.hidden * hidden_slope + (DEVIATIONS * random.hidden) ** 2 * hidden_bend
+    logit += DEVIATIONS * random.w * weight_slope
     logit += DEVIATIONS * random.v * float(np.sqrt((largest.hidden**4 + largest.hidden**2).sum()))
     return logit * (1 if rounded.outputs == 1 else 2)
 
@@ -173,7 +193,7 @@ class ErrorForecast:
     `typical` is its root mean square over the points, `bound` what no point exceeds but for the tail of the noise
     beyond DEVIATIONS (its own bound per sample where samples were at hand, else over the whole box), `changes` the
     expected number of changed calibration decisions, `close` the calibration decisions that lie closer than their
-    bound. Per sample only the two largest logits are looked at; over the box any two.
+    bound, by any rival. `typical` and `changes` look at the two largest logits only.
     """
 
     typical: float

@@ -78,10 +78,11 @@ class Plan:
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise InputError(f"plan version {self.version}, this library reads version {VERSION}: plan again")
+        _check_ranges(self)
         # Overflow is silent, so a plan that could overflow must not exist, wherever it was read from.
         if self.value_chain.modulus < 2 * self.domain.bound * 2.0**self.scales.out:
             raise InputError("this plan could overflow: its chain is too short for its scales and domain; plan again")
-        if self.chain.slots % self.per_request:
+        if not 1 <= self.per_request <= self.chain.slots or self.chain.slots % self.per_request:
             raise InputError(f"{self.per_request} samples a request do not divide {self.chain.slots} slots")
         if len(self.domain.low) != self.shape.features or len(self.domain.high) != self.shape.features:
             raise InputError(f"the domain has {len(self.domain.low)} features, the model {self.shape.features}")
@@ -130,6 +131,31 @@ class Plan:
             raise InputError(f"not a plan of this library: {error}") from None
 
 
+def _check_ranges(plan: Plan) -> None:
+    """Refuse numbers no plan can have, before any of them is used."""
+    scales, domain, shape = plan.scales, plan.domain, plan.shape
+    low, high = np.array(domain.low), np.array(domain.high)
+    for name, fine in (
+        ("scales", all(0 <= bits <= 100 for bits in (scales.x, scales.w, scales.v))),
+        ("bound of the logits", 0 < domain.bound < np.inf),
+        ("box", low.shape != high.shape or bool(np.isfinite(low + high).all() and (low <= high).all())),
+        ("shape", min(shape.features, shape.units, shape.outputs, plan.samples) >= 1),
+    ):
+        if not fine:
+            raise InputError(f"the {name} of this plan can't be right; plan again")
+
+
+def _check_margins(model: QuadraticModel, X: Array, margins: Array) -> None:
+    """Refuse samples that are not the calibration set: a promise about them would be none about it."""
+    logits = model.logits(X)
+    ordered = np.sort(logits, axis=1)
+    found = np.abs(logits[:, 0]) if model.outputs == 1 else ordered[:, -1] - ordered[:, -2]
+    size = float(np.abs(logits).max(initial=0.0))
+    wrong = np.flatnonzero(np.abs(found - margins) > 1e-9 * size)
+    if wrong.size:
+        raise InputError(f"X is not the fit's calibration data: the margin of row {int(wrong[0])} is not the fit's")
+
+
 def require_model(plan: Plan, model: QuadraticModel) -> None:
     """Raise InputError unless the plan was made for this very model."""
     found = model.sha256
@@ -165,6 +191,7 @@ def plan(
         points = np.asarray(checked_samples("X", X, fit.model.features), dtype=np.float64)
         if len(points) != len(margins):
             raise InputError(f"X has {len(points)} samples, but the fit has {len(margins)} margins")
+        _check_margins(fit.model, points, margins)
     question = Question(fit.model, corners, margins, points, precision, samples)
     found: list[Choice] = []
     if layout != "packed":

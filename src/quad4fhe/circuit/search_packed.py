@@ -54,8 +54,12 @@ def search_packed(question: Question) -> list[Choice]:
 
 
 def packed_errors(scales: Scales, made: Chain) -> Errors:
-    """Layout packed: y's noise comes per unit from `packed_noise`, here is its scale; and the rounding of V."""
-    return Errors(v=plain_deviation(made.ring) * 2.0**-scales.v, hidden=2.0**-scales.x)
+    """Layout packed: y's noise comes per unit from `packed_noise`, here is its scale; and the rounding of W and V.
+
+    W is encoded at the scale of the prime that is dropped after its product.
+    """
+    plain = plain_deviation(made.ring)
+    return Errors(w=plain / made.primes[-1], v=plain * 2.0**-scales.v, hidden=2.0**-scales.x)
 
 
 def packed_slot_bound(model: QuadraticModel, circuit: Circuit, hidden: Array) -> float:
@@ -83,7 +87,11 @@ def _packed(
 ) -> Choice | None:
     room = math.floor(math.log2(math.prod(made.primes[:-1])) - math.log2(2 * slot_bound))
     # Values are encoded from float64: beyond these scales there is nothing to gain, below them no precision.
-    tried = [Scales(x, 0, min(52, room - 2 * x)) for x in range(20, 53) if room - 2 * x >= 20]
+    # The first product and the features themselves must not wrap either, partial sums over features included.
+    reach = np.abs(question.box - circuit.shift).max(axis=0)
+    sums = float((np.abs(circuit.W) @ reach + np.abs(circuit.t)).max())
+    widest = math.log2(math.prod(made.primes[:-1])) - 2 - math.log2(max(sums, float(reach.max()), 1.0))
+    tried = [Scales(x, 0, min(52, room - 2 * x)) for x in range(20, 53) if room - 2 * x >= 20 and x <= widest]
     if not tried:
         return None
     variance = unit_variance(question.model, packing, made).max(axis=1)

@@ -15,13 +15,14 @@ from typing import Literal
 import numpy as np
 from scipy.special import gammaincinv
 
-from quad4fhe._arrays import Array, IntArray
+from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.circuit.bounds import Bound
 from quad4fhe.circuit.chain import Chain
 from quad4fhe.circuit.error import (
     DEVIATIONS,
     ErrorForecast,
     Errors,
+    Indices,
     Sensitivity,
     box_error,
     box_points,
@@ -120,6 +121,10 @@ class Target:
     margins: Array
     unseen: float
     hidden_slope: float = 0.0
+    weight_slope: float = 0.0
+    hidden_bend: float = 0.0
+    linear: Array | None = None
+    hidden: Array | None = None
 
     @classmethod
     def of(
@@ -131,15 +136,19 @@ class Target:
         """
         points = question.points
         at = sensitivity(circuit, box_points(question.box) if points is None else points, T, hidden)
-        steep = 0.0
+        steep = tilt = bend = 0.0
         if T is not None and hidden is not None:
-            slopes = (2 * np.abs(circuit.V) * largest.hidden + np.abs(T)) ** 2 @ hidden
-            steep = float(np.sqrt(slopes.max()))
+            slopes = (2 * np.abs(circuit.V) * largest.hidden + np.abs(T)) ** 2
+            steep = float(np.sqrt((slopes @ hidden).max()))
+            reach = np.abs(question.box - circuit.shift).max(axis=0)
+            tilt = float(np.sqrt(slopes.sum(axis=1).max() * (1.0 + (reach * reach).sum())))
+            bend = float((np.abs(circuit.V) @ hidden).max())
         order = np.argsort(question.margins, kind="stable")[:_FEW]
         decided = question.margins[order] > _NO_DECISION * largest.logit
         order = order[decided]
         unseen = unseen_changes(question.margins, 1.0)
-        return cls(question, circuit, largest, at, order, question.margins[order], unseen, steep)
+        few = question.margins[order]
+        return cls(question, circuit, largest, at, order, few, unseen, steep, tilt, bend, T, hidden)
 
     @property
     def allowed_unseen(self) -> float:
@@ -172,10 +181,11 @@ class Target:
         `moved` bounds what rounding did to the circuit; `random` are the errors that stay random after rounding.
         """
         q = self.question
+        slopes = (self.hidden_slope, self.weight_slope, self.hidden_bend)
+        limit = box_error(rounded, self.bound, moved, random, *slopes)
         if q.points is None:
             mean = float(self.at.deviation(errors).mean())
             typical = float(np.sqrt((self.at.deviation(errors) ** 2).mean()))
-            limit = box_error(rounded, self.bound, moved, random, self.hidden_slope)
             changes = expected_changes(q.margins, typical)
             close = np.flatnonzero(closer(q.margins, limit))
             over = limit / (DEVIATIONS * typical) if typical > 0 else 1.0
@@ -190,7 +200,8 @@ class Target:
             typical = float(np.sqrt((shift**2 + noise**2).mean()))
             mean = float(np.sqrt(shift**2 + noise**2).mean())
             changes = expected_changes(q.margins - np.abs(shift), noise)
-            close = np.flatnonzero(closer(q.margins, each))
+            others = self._other_rivals(plain, change, first, second, limit, random)
+            close = np.flatnonzero(closer(q.margins, each) | others)
             limit, over = float(each.max()), 1.0
         undecided = q.margins <= _NO_DECISION * self.bound.logit
         missed = self.unseen * mean > self.allowed_unseen
@@ -200,3 +211,22 @@ class Target:
             missed = missed or changes > allowed_changes(q.margins.size)
         source = "box" if q.points is None else "samples"
         return ErrorForecast(typical, limit, changes, tuple(close.tolist()), source), missed, over
+
+    def _other_rivals(
+        self, plain: Array, change: Array, first: Indices, second: Indices, limit: float, random: Errors
+    ) -> BoolArray:
+        """Which samples a third or later logit may overtake; only those within the box bound are looked at closely."""
+        n, K = plain.shape
+        found = np.zeros(n, dtype=np.bool_)
+        if K <= 2 or self.question.points is None:
+            return found
+        rows = np.arange(n)
+        margin = plain[rows, first][:, None] - plain
+        margin[rows, first] = margin[rows, second] = np.inf
+        i, k = np.nonzero(margin <= limit)
+        if i.size == 0:
+            return found
+        at = sensitivity(self.circuit, self.question.points[i], self.linear, self.hidden, (first[i], k))
+        shift = np.abs(change[i, first[i]] - change[i, k])
+        found[i[margin[i, k] <= shift + DEVIATIONS * at.deviation(random)]] = True
+        return found

@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, IntArray
+from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.domain import check_inside
 from quad4fhe.circuit.fold import fold
 from quad4fhe.circuit.plan import Fitted, Plan, require_model
 from quad4fhe.circuit.quantise import quantise
+from quad4fhe.circuit.search_packed import packed_slot_bound
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import batch, packed
 from quad4fhe.he.keys import StoredKey
@@ -26,6 +28,7 @@ from quad4fhe.he.packed import EvaluationKeys
 from quad4fhe.he.residues import KernelName
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.mlp import decide
+from quad4fhe.quadratic import QuadraticModel
 
 
 class ReplyError(Quad4FHEError):
@@ -109,11 +112,17 @@ class Client:
                 yield Request(header, packed.encrypt(self._secret, Z, plan.packing, plan.scales.x))
 
     def decrypt(self, replies: Reply | Iterable[Reply]) -> Array:
-        """Logits (n, K) from the replies, in order; for K >= 2 without their mean over the classes.
+        """Logits (n, K) in the order of the requests; for K >= 2 without their mean over the classes.
 
-        Each reply answers one open request and closes it.
+        Each reply answers one open request and closes it. Where one of them is refused, none is closed.
         """
-        rows = [self._one(reply) for reply in ([replies] if isinstance(replies, Reply) else replies)]
+        listed = [replies] if isinstance(replies, Reply) else list(replies)
+        found = {reply.header.nonce: self._one(reply) for reply in listed}
+        if len(found) < len(listed):
+            raise ReplyError("the same reply was given twice; each is read once")
+        rows = [found[nonce] for nonce in self._open if nonce in found]
+        for nonce in found:
+            del self._open[nonce]
         return np.concatenate(rows) if rows else np.empty((0, self.plan.shape.outputs))
 
     def decide(self, replies: Reply | Iterable[Reply]) -> IntArray:
@@ -139,7 +148,7 @@ class Client:
             raise ReplyError(
                 "the reply does not decrypt to values this plan can produce: wrong key, or damaged on the way"
             )
-        return logits[: self._open.pop(header.nonce)]
+        return logits[: self._open[header.nonce]]
 
     def _slots(self, residues: NDArray[Any]) -> tuple[Array, Array]:
         """Every slot of a reply, and the logits among them."""
@@ -165,6 +174,7 @@ class Server:
 
     def __init__(self, fit: Fitted, plan: Plan, kernel: KernelName = "auto") -> None:
         require_model(plan, fit.model)
+        _require_room(plan, fit.model)
         self.plan = plan
         self._keys: dict[bytes, tuple[Any, Any]] = {}
         self._batch: batch.BatchEvaluator | None = None
@@ -210,6 +220,20 @@ class Server:
         if not chunks:
             raise InputError("the request has no ciphertexts")
         return Reply(header, self._packed.evaluate(np.stack(chunks), keys))
+
+
+def _require_room(plan: Plan, model: QuadraticModel) -> None:
+    """Overflow is silent, and only the model's holder can tell whether a plan's bound is true: so the server does."""
+    shape = (model.features, model.units, model.outputs)
+    if shape != (plan.shape.features, plan.shape.units, plan.shape.outputs):
+        raise InputError(f"this plan is for a network of another shape than {shape}; plan again")
+    circuit = fold(model, plan.domain.box, plan.form if plan.layout == "batch" else "skip")
+    largest = bound(circuit, plan.domain.box)
+    needed = largest.logit if plan.layout == "batch" else packed_slot_bound(model, circuit, largest.hidden)
+    if needed > plan.domain.bound:
+        raise InputError(
+            f"this plan could overflow: logits reach {needed:.4g}, it says {plan.domain.bound:.4g}; plan again"
+        )
 
 
 def connect(fit: Fitted, plan: Plan, kernel: KernelName = "auto") -> tuple[Client, Server]:
