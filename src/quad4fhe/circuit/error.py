@@ -193,7 +193,7 @@ class ErrorForecast:
     `typical` is its root mean square over the points, `bound` what no point exceeds but for the tail of the noise
     beyond DEVIATIONS (its own bound per sample where samples were at hand, else over the whole box), `changes` the
     expected number of changed calibration decisions, `close` the calibration decisions that lie closer than their
-    bound, by any rival. `typical` and `changes` look at the two largest logits only.
+    bound, for strict plans by any rival. All else looks at the two largest logits only.
     """
 
     typical: float

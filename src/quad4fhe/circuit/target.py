@@ -215,10 +215,10 @@ class Target:
     def _other_rivals(
         self, plain: Array, change: Array, first: Indices, second: Indices, limit: float, random: Errors
     ) -> BoolArray:
-        """Which samples a third or later logit may overtake; only those within the box bound are looked at closely."""
+        """Which samples a third or later logit may overtake, for strict; only those within the box bound are looked at."""
         n, K = plain.shape
         found = np.zeros(n, dtype=np.bool_)
-        if K <= 2 or self.question.points is None:
+        if K <= 2 or self.question.points is None or self.question.precision == "fast":
             return found
         rows = np.arange(n)
         margin = plain[rows, first][:, None] - plain
