@@ -215,7 +215,7 @@ class Target:
     def _other_rivals(
         self, plain: Array, change: Array, first: Indices, second: Indices, limit: float, random: Errors
     ) -> BoolArray:
-        """Which samples a third or later logit may overtake, for strict; only those within the box bound are looked at."""
+        """Which samples a third or later logit may overtake, for strict; pairs beyond the box bound are left out."""
         n, K = plain.shape
         found = np.zeros(n, dtype=np.bool_)
         if K <= 2 or self.question.points is None or self.question.precision == "fast":
