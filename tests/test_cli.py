@@ -151,6 +151,12 @@ def test_the_demo_is_lossless_and_its_files_can_be_used(
         ("compare model.npz calib.npz --test test.npz --csv no/such/table.csv", 2, "can't write"),
         ("fit model.npz calib.npz --seed -1", 2, "--seed"),
         ("demo --folder .", 2, "would overwrite"),
+        ("plan good.safetensors --samples 0", 2, "at least 1"),
+        ("plan good.safetensors --calib test.npz", 2, "samples, but the fit has"),
+        ("predict good.safetensors calib.npz --clip", 2, "add --encrypted"),
+        ("predict good.safetensors wide.npz --encrypted", 2, "has 4 columns"),
+        ("bench model.npz calib.npz --test wide.npz", 2, "X_test has 4 columns"),
+        ("bench model.npz calib.npz --test test.npz --no-sweep --no-minimum", 2, "nothing to run"),
     ],
 )
 def test_every_mistake_is_one_line_and_the_right_code(
@@ -168,6 +174,7 @@ def test_every_mistake_is_one_line_and_the_right_code(
         "overlap.npz", W1=rng.normal(size=(9, 3)), b1=rng.normal(size=9), W2=rng.normal(size=(6, 9)), b2=np.zeros(6)
     )
     Path("folder.npz").mkdir()
+    np.savez("wide.npz", X=np.ones((3, 4)))
     before = set(os.listdir())
     for json_words in ([], ["--json"]):
         found, out, err = run(capsys, *words.split(), *json_words)

@@ -241,7 +241,10 @@ def _check_family(fit: Certified) -> None:
         _check_shared(fit)
     elif fit.family == "unitwise":
         _check_unitwise(fit)
-    elif fit.family != "head":
+    elif fit.family == "head":
+        if not (fit.alpha is None and fit.beta is None and fit.eta is None):
+            raise CertificateError("a free head has no alpha, beta and eta, and this one shows some")
+    else:
         raise CertificateError(f"the family {fit.family!r} is unknown, so nothing ties its coefficients to S, T and c")
     if (fit.threshold == "zero" or fit.family != "shared") and fit.tau != 0:
         raise CertificateError(f"the threshold is said to be zero, and tau is {fit.tau!r}")

@@ -90,6 +90,8 @@ def _shortest(weights: NDArray[Any], q: int) -> NDArray[np.int64]:
     if weights.dtype == object:
         flat = [((int(n) + q // 2) % q) - q // 2 if abs(int(n)) > q // 2 else int(n) for n in weights.ravel().tolist()]
         return np.array(flat, dtype=np.int64).reshape(weights.shape)
+    if weights.size and max(int(weights.max()), -int(weights.min())) >= 2**62:
+        raise NotExactError("a weight of 2^62 or more does not fit; the plan must take smaller scales")
     wide = np.abs(weights) > q // 2
     return np.where(wide, (weights + q // 2) % q - q // 2, weights).astype(np.int64)
 

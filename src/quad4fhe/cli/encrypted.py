@@ -10,6 +10,7 @@ import numpy as np
 import typer
 
 import quad4fhe
+from quad4fhe._arrays import samples as checked_samples
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.domain import widened
 from quad4fhe.cli.app import (
@@ -25,6 +26,7 @@ from quad4fhe.cli.app import (
     write_text,
 )
 from quad4fhe.data.files import read_samples
+from quad4fhe.errors import InputError
 from quad4fhe.fit import Fit, fit
 from quad4fhe.he import bench
 from quad4fhe.he.calibrate import calibrate
@@ -63,6 +65,8 @@ def make_plan(
     fitted: Fit, samples: int, layout: LayoutName, precision: PrecisionName, widen: float, calib: Path | None
 ) -> quad4fhe.Plan:
     """A plan as the options of several commands ask for it."""
+    if samples < 1:
+        raise InputError(f"samples is {samples}, wanted at least 1")
     X_cal = None if calib is None else read_samples(calib, "calibration")[0]
     return quad4fhe.plan(
         fitted,
@@ -115,9 +119,12 @@ def predict_command(
     """Decide DATA with the polynomial model of FIT_FILE, in the clear or, with --encrypted, under real encryption."""
     if out is not None:
         check_folder(out)
+    if not encrypted and (clip or widen or calib is not None):
+        raise InputError("--clip, --widen and --calib are about encryption; add --encrypted, or leave them out")
     with Reporter() as progress:
         fitted = Fit.load(fit_file)
         X, y = read_samples(data, "test")
+        checked_samples("X", X, fitted.mlp.features)
         if encrypted:
             made = make_plan(fitted, max(1, len(X)), layout, precision, widen, calib)
             prediction = predict_encrypted(fitted, made, X, clip=clip, progress=progress)
@@ -129,7 +136,9 @@ def predict_command(
         print_json(prediction.to_dict())
         return
     lines = prediction.summary()
-    if y is not None:
+    if y is not None and y.dtype.kind not in "biuf":
+        lines.append(("accuracy", f"not measured: the labels in {data.name} are not class ids"))
+    elif y is not None:
         lines.append(("accuracy", f"{np.mean(prediction.decisions == y):.2%} on the labels in {data.name}"))
     agreement = float(np.mean(prediction.decisions == fitted.mlp.decide(X))) if len(X) else 1.0
     lines.append(("agreement", f"{agreement:.2%} of the ReLU model's own decisions"))
@@ -159,10 +168,13 @@ def bench_command(
     json: JsonFlag = False,
 ) -> None:
     """Run the paper's encrypted experiments on MODEL: its circuit for Square, Quad and Remez, and our folded one."""
+    if not (sweep or minimum):
+        raise InputError("--no-sweep and --no-minimum together leave nothing to run; drop one of them")
     with Reporter() as progress:
         mlp = MLP.load(model)
         X_cal, _ = read_samples(calib, "calibration")
         X_test, y_test = read_samples(test, "test")
+        checked_samples("X_test", X_test, mlp.features)
         X, y = np.asarray(X_test[:samples], dtype=np.float64), None if y_test is None else y_test[:samples]
         fitted = fit(mlp, X_cal, polish=False, progress=progress)
         shown = bench.schemes(mlp, (fitted.alpha, fitted.beta, fitted.eta), X_cal)

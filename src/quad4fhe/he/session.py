@@ -191,6 +191,8 @@ class Server:
             return
         if keys is None:
             raise InputError("layout packed needs evaluation keys: pass client.evaluation_keys()")
+        if key_id in self._keys:
+            raise InputError("keys of this name are known already and are not replaced; forget them first")
         context = self._packed.context
         try:
             self._keys[key_id] = (context.relin_keys(keys.relin), context.galois_keys(keys.galois))
@@ -217,9 +219,14 @@ class Server:
         if keys is None:
             raise InputError("no evaluation keys of this client: call server.register(client.key_id, keys) first")
         chunks = list(request.chunks)
-        if not chunks:
-            raise InputError("the request has no ciphertexts")
-        return Reply(header, self._packed.evaluate(np.stack(chunks), keys))
+        if not chunks or len({(chunk.shape, chunk.dtype) for chunk in chunks}) > 1:
+            raise InputError("the request has no ciphertexts, or some of another size; encrypt again")
+        try:
+            return Reply(header, self._packed.evaluate(np.stack(chunks), keys))
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"this client's evaluation keys do not serve this plan: {error}") from None
 
 
 def _require_room(plan: Plan, model: QuadraticModel) -> None:
