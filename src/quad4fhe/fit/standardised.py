@@ -90,8 +90,9 @@ class Standardised:
             yield rows, self._make(rows) if self._kept is None else self._kept[rows]
 
     def take(self, rows: NDArray[np.int64]) -> Standardised:
-        """The same features of some rows only."""
-        return Standardised(self.mlp, self.X[rows], self.budget, self.scales)
+        """The same features of some rows only, within what this copy leaves of the budget."""
+        left = self.budget if self._kept is None else self.budget - self._kept.nbytes
+        return Standardised(self.mlp, self.X[rows], left, self.scales)
 
     def moments(self) -> Array:
         """The mean of the outer products of the features, (2m, 2m)."""
