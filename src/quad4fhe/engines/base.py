@@ -39,6 +39,10 @@ class Done:
 class Team(Protocol):
     """Workers that are ready; one `stream` or `gather` at a time. Leaving its `with` block ends them."""
 
+    @property
+    def lost(self) -> int:
+        """How many workers have died so far."""
+
     def stream(self, tasks: Iterable[Any], *, ahead: int = 0) -> Iterator[Done]:
         """Results as they finish, any task on any worker; tasks are taken from the iterable only when there is room.
 
@@ -61,7 +65,7 @@ class Team(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """A way to run a team."""
+    """A way to run a team. One with an attribute `here` that is true says that its workers are on this machine."""
 
     @property
     def name(self) -> str:

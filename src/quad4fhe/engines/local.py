@@ -37,6 +37,7 @@ class LocalEngine:
     """Worker processes on this machine; one for each core unless `workers` says otherwise."""
 
     name = "local"
+    here = True
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = cores() if workers is None else workers

@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import signal
+import socket
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -52,6 +53,14 @@ class RayEngine:
             return self._asked
         return _cpus() if ray.is_initialized() else cores()
 
+    @property
+    def here(self) -> bool:
+        """Whether every worker is on this machine, and so reaches its files."""
+        if not ray.is_initialized():
+            return not _address()
+        hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call, unused-ignore]
+        return hosts == {socket.gethostname()}
+
     def open(self, make: Callable[[], Work]) -> Team:
         """Start the workers; see `Engine.open`."""
         data = pickled(make)
@@ -71,9 +80,9 @@ class RayEngine:
 
 def _join(workers: int | None, store_bytes: int | None) -> None:
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    address = os.environ.get("RAY_ADDRESS")
+    address = _address()
     try:
-        if address and address != "local":
+        if address:
             ray.init(address=address, **quiet)
         else:
             count = cores() if workers is None else workers
@@ -81,6 +90,12 @@ def _join(workers: int | None, store_bytes: int | None) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = f"the cluster at RAY_ADDRESS={address}" if address else "Ray on this machine"
         raise InputError(f"can't use {where}: {one_line(error)}") from None
+
+
+def _address() -> str | None:
+    """The cluster that the environment names, None for a Ray of our own."""
+    address = os.environ.get("RAY_ADDRESS")
+    return None if address in (None, "", "local") else address
 
 
 def _cpus() -> int:

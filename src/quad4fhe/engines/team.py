@@ -115,6 +115,7 @@ class CrewTeam:
         self._given: list[deque[_Item]] = [deque() for _ in range(crew.size)]
         self._alive = [False] * crew.size
         self._busy = False
+        self.lost = 0
         try:
             for place in range(crew.size):
                 crew.start(place)
@@ -201,6 +202,7 @@ class CrewTeam:
                     rest = list(given[place])
                     given[place].clear()
                     self._alive[place] = False
+                    self.lost += 1
                     failed_starts = 0 if outcome.started else failed_starts + 1
                     if failed_starts >= _FAILED_STARTS:
                         raise WorkerLostError(f"no worker can be started any more: {outcome.why}")
