@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inline import InlineEngine
 from quad4fhe import Fit
 from quad4fhe import plan as make_plan
 from quad4fhe.he import container, keys
@@ -22,18 +23,18 @@ from quad4fhe.he.session import Server
 from quad4fhe.scoring import score, write_requests
 from serving import PROGRAM, small_fit
 
-COPIES = 120
+COPIES = 60
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fit, Path, bytes]:
     """A fit, a folder of many copies of one request, and the one right reply."""
-    fit = small_fit(30, 40, 3, seed=1)
+    fit = small_fit(16, 24, 3, seed=1)
     place = tmp_path_factory.mktemp("kills")
     fit.save(place / "fit.safetensors")
     plan = make_plan(fit, samples=2048, layout="batch", precision="fast")
     folder = place / "requests"
-    write_requests(plan, keys.generate(plan.chain), np.clip(np.zeros((1, 30)), *fit.box), folder)
+    write_requests(plan, keys.generate(plan.chain), np.clip(np.zeros((1, 16)), *fit.box), folder)
     for i in range(1, COPIES):
         shutil.copy(folder / "00000000.request", folder / f"{i:08d}.request")
     with (folder / "00000000.request").open("rb") as file:
@@ -83,8 +84,7 @@ def _check(replies: Path, reply: bytes) -> None:
     assert not list(replies.glob(".*.part"))
 
 
-@pytest.mark.parametrize("payload", ["files", "bytes"])
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize(("engine", "payload"), [("local", "files"), ("ray", "bytes")])
 def test_killing_a_worker_loses_and_duplicates_nothing(
     made: tuple[Fit, Path, bytes], tmp_path: Path, request: pytest.FixtureRequest, engine: str, payload: Any
 ) -> None:
@@ -146,7 +146,7 @@ def test_interrupting_a_run_keeps_what_is_done(made: tuple[Fit, Path, bytes], tm
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        score(fit, folder, tmp_path / "replies", workers=1, progress=interrupt)
-    found = score(fit, folder, tmp_path / "replies", workers=1)
+        score(fit, folder, tmp_path / "replies", engine=InlineEngine(), progress=interrupt)
+    found = score(fit, folder, tmp_path / "replies", engine=InlineEngine())
     assert (found.answered_before, found.answered) == (10, COPIES - 10)
     _check(tmp_path / "replies", reply)
