@@ -18,6 +18,7 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 
 import argparse
 import contextlib
+import hashlib
 import io
 import json
 import shutil
@@ -68,6 +69,12 @@ def cpu_seconds(pids: list[int]) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total
+
+
+def peak_memory(pids: list[int]) -> list[int]:
+    """The most resident bytes each process has had."""
+    fields = [dict(line.split(":", 1) for line in Path(f"/proc/{p}/status").read_text().splitlines()) for p in pids]
+    return [1024 * int(one["VmHWM"].split()[0]) for one in fields]
 
 
 def blas_rate(team: Team, workers: int, seconds: float) -> float:
@@ -125,7 +132,10 @@ def main() -> None:
         server = Server(found, plan)
         for _ in range(options.rounds):
             in_process(server, data, 3)
-            series["in_process_seconds"].append(in_process(server, data, 15))
+            series["in_process_seconds"].append(in_process(server, data, 10))
+            started = time.perf_counter()
+            hashlib.sha256(data).digest()
+            series["hash_bytes_per_second"].append(len(data) / (time.perf_counter() - started))
             for name in options.engines:
                 for payload in options.payloads:
                     key = f"{name} {payload}"
@@ -146,6 +156,7 @@ def main() -> None:
                 for _ in range(3):
                     series[f"{name} empty_task_seconds"].append(task_seconds(team, [0] * EMPTY_TASKS))
                     series[f"{name} bytes_task_seconds"].append(task_seconds(team, [data] * BYTES_TASKS))
+        result["worker_bytes"] = {name: max(peak_memory(teams[name, 2].pids)) for name in options.engines}
     result["series"] = series
     result["median"] = m = {key: statistics.median(values) for key, values in series.items()}
     for key in (f"{name} {payload}" for name in options.engines for payload in options.payloads):
