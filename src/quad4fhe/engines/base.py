@@ -41,6 +41,10 @@ class Team(Protocol):
     """Workers that are ready; one `stream` or `gather` at a time. Leaving its `with` block ends them."""
 
     @property
+    def workers(self) -> int:
+        """How many workers there are."""
+
+    @property
     def lost(self) -> int:
         """How many workers have died so far."""
 
