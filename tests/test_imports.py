@@ -14,13 +14,13 @@ FLOORS = [
     {"errors", "_arrays", "_progress", "_files"},
     {"mlp", "importers", "data"},
     {"quadratic"},
-    {"exact", "polynomials"},
+    {"exact", "polynomials", "exporters"},
     {"lift", "certificate"},
     {"fit"},
     {"compare", "circuit"},
     {"he"},
     {"serve", "engines", "experiments", "report"},
-    {"demo", "_terminal", "cli", "__init__"},
+    {"demo", "doctor", "estimator", "_terminal", "cli", "__init__", "__main__"},
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 

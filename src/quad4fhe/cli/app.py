@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import quad4fhe
+from quad4fhe._files import write_atomically
 from quad4fhe.errors import CertificateError, FitError, InputError, Quad4FHEError, TargetNotReachedError
 
 app = typer.Typer(
@@ -63,17 +64,18 @@ def print_table(title: str, lines: list[tuple[str, str]]) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse, before any work is done, a file in a folder that does not exist."""
+    """Refuse, before any work is done, a place where no file can be written."""
+    if path.is_dir():
+        raise InputError(f"can't write {path}: it is a folder; name a file inside it")
     if not path.parent.is_dir():
-        raise InputError(f"can't write {path}: {path.parent} does not exist")
+        raise InputError(f"can't write {path}: {path.parent} does not exist; make that folder, or name another")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"can't write {path}: {path.parent} is not writable; name another folder")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, or say in one line why not."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"can't write {path}: {error.strerror or error}") from None
+    """Write a text file whole or not at all, or say in one line why not."""
+    write_atomically(path, text.encode())
 
 
 def say(text: str) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array, IntArray, samples
+from quad4fhe._files import write_atomically
 from quad4fhe.certificate import Certificate, no_room
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import decisions
@@ -113,14 +112,46 @@ class Fit:
         checked = samples("X", X, self.mlp.features)
         return count_agreement(self.mlp, self.model, checked)
 
+    def to_onnx(self, path: str | Path | None = None, *, dtype: str = "float64", labels: bool = False) -> Any:
+        """The polynomial model as an onnx.ModelProto (Gemm, Mul, Add alone), also written to `path` where one is given.
+
+        `labels` adds the decision as a second output. In float32 decisions within rounding of a tie may differ.
+        """
+        from quad4fhe.exporters import onnx
+
+        proto = onnx.to_model(self.model, self._origin(), dtype, labels)
+        if path is not None:
+            onnx.write(proto, path)
+        return proto
+
+    def to_torch(self, *, dtype: str = "float64") -> Any:
+        """The polynomial model as a torch module in evaluation mode: linear layers and one square."""
+        from quad4fhe.exporters import torch
+
+        return torch.to_module(self.model, dtype)
+
+    def export(self, path: str | Path, *, dtype: str = "float64", labels: bool = False) -> None:
+        """Write the polynomial model for other tools; the suffix says how (.onnx, .pt, .npz)."""
+        from quad4fhe.exporters import export
+
+        export(self.model, path, self._origin(), dtype=dtype, labels=labels)
+
+    def _origin(self) -> Any:
+        from quad4fhe.exporters import Origin
+
+        return Origin(
+            family=self.family,
+            regime=self.regime,
+            quadratic_sha256=self.model.sha256,
+            relu_model_sha256=self.mlp.sha256,
+            calibration_sha256=self.certificate.calibration_sha256,
+            quad4fhe=self.versions["quad4fhe"],
+        )
+
     def save(self, path: str | Path) -> None:
         """Write the fit to one .safetensors file, whole or not at all."""
         path = check_fit_path(path)
-        data = self.to_bytes()
-        try:
-            _write_atomically(path, data)
-        except OSError as error:
-            raise InputError(f"can't write {path}: {error.strerror or error}; nothing was changed there") from None
+        write_atomically(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """The content of a fit file."""
@@ -281,26 +312,3 @@ def _digest(manifest: bytes, tensors: dict[str, Array]) -> str:
 def _envelope(data: bytes) -> Envelope:
     header = msgspec.json.decode(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return msgspec.json.decode(header["__metadata__"][_KEY], type=Envelope)
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Write beside the target and rename, so that a crash or a full disk leaves the old file as it was."""
-    path = path.resolve()  # a link stays a link
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    """The permissions a new file must not have; the system tells only while it is changed."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
