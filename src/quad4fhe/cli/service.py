@@ -53,7 +53,7 @@ LayoutChoice = Annotated[QueryLayout | None, typer.Option(help="Which of the ser
 
 @app.command("keygen")
 def keygen_command(
-    key: Annotated[Path, typer.Argument(help="The key file to write.", show_default=False)],
+    key: Annotated[Path, typer.Argument(metavar="KEY", help="The key file to write.", show_default=False)],
     plan: Annotated[Path | None, typer.Option(help="Make it for this plan (from `quad4fhe plan --json`).")] = None,
     server: Annotated[str | None, typer.Option(help="Make it for the plan of this server.")] = None,
     model: ModelOption = None,
@@ -65,7 +65,14 @@ def keygen_command(
     ca: CaOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Make a secret key, for its owner's eyes only; it stays on this machine."""
+    """Make a secret key, for its owner's eyes only; it stays on this machine.
+
+    A key belongs to the primes of one plan: say which with --plan or --server. An existing key is never overwritten;
+    --rotate puts a new one in its place and keeps the old under a dated name.
+
+    Example: quad4fhe keygen own.key --server https://host:8443 --token-file token --ask-passphrase
+    quad4fhe keygen own.key --plan plan.json
+    """
     if [plan is not None, server is not None, rotate].count(True) != 1:
         raise InputError("say what the key is for: one of --plan FILE, --server URL or --rotate")
     passphrase = _passphrase(passphrase_file, ask_passphrase, confirm=not rotate)
@@ -89,7 +96,9 @@ def keygen_command(
 
 @app.command("serve")
 def serve_command(
-    fits: Annotated[list[Path], typer.Argument(help="Fit files made by `quad4fhe fit`.", show_default=False)],
+    fits: Annotated[
+        list[Path], typer.Argument(metavar="FITS", help="Fit files made by `quad4fhe fit`.", show_default=False)
+    ],
     plans: Annotated[
         list[Path] | None, typer.Option("--plan", help="Use this plan (from `quad4fhe plan --json`); repeatable.")
     ] = None,
@@ -109,7 +118,14 @@ def serve_command(
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Answer encrypted requests for the models in FITS until stopped; nothing is ever decrypted here."""
+    """Answer encrypted requests for the models in FITS until stopped.
+
+    Nothing is ever decrypted here. Without --host only this machine can reach it; beyond it, tokens are asked for.
+    Ctrl-C or SIGTERM end it: nothing new is taken, and what was accepted is answered.
+
+    Example: quad4fhe serve fit.safetensors
+    quad4fhe serve fit.safetensors --host 0.0.0.0 --token-file tokens --tls-cert cert.pem --tls-key key.pem
+    """
     from quad4fhe.serve.run import Address, Hosted, Limits, read_tokens, serve
 
     address = Address(host=host, port=port, certificate=tls_cert, certificate_key=tls_key)
@@ -143,8 +159,10 @@ def serve_command(
 
 @app.command("query")
 def query_command(
-    url: Annotated[str, typer.Argument(help="The server, as https://host:port.", show_default=False)],
-    data: Annotated[Path, typer.Argument(help="Samples: .npz (X), .npy, .csv or .parquet.", show_default=False)],
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server, as https://host:port.", show_default=False)],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Samples: .npz (X), .npy, .csv or .parquet.", show_default=False)
+    ],
     model: ModelOption = None,
     layout: LayoutChoice = None,
     key: Annotated[Path | None, typer.Option(help="A kept key (keygen); otherwise one for this call alone.")] = None,
@@ -159,7 +177,13 @@ def query_command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Encrypt DATA here, let the server at URL decide, decrypt here. Never send the logits back to the server."""
+    """Encrypt DATA here, let the server at URL decide, decrypt here.
+
+    Never send the decrypted logits back to the server: SECURITY.md says why. --model accepts one model only.
+
+    Example: quad4fhe query http://127.0.0.1:8443 test.npz -o decisions.csv
+    quad4fhe query https://host:8443 test.npz --key own.key --token-file token --model ID
+    """
     if out is not None:
         check_folder(out)
     stored = None if key is None else keys.load(key, _passphrase(passphrase_file, ask_passphrase, confirm=False))

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe._arrays import row_chunks
 from quad4fhe._files import opened, write_atomically
 from quad4fhe.errors import InputError
 from quad4fhe.exporters import arrays, onnx, torch
-from quad4fhe.exporters._origin import Origin
+from quad4fhe.exporters._origin import Origin, rounded
+from quad4fhe.mlp import decide
 from quad4fhe.quadratic import QuadraticModel
 
-__all__ = ["Origin", "export", "read", "suffix_of"]
+__all__ = ["Origin", "changed_decisions", "export", "read", "suffix_of"]
 
 _WRITERS: dict[str, Callable[[QuadraticModel, Origin, str, bool], bytes]] = {
     ".onnx": onnx.to_bytes,
@@ -54,3 +60,16 @@ def read(path: str | Path) -> QuadraticModel:
     suffix = suffix_of(path)
     with opened(path) as file:
         return _READERS[suffix](file)
+
+
+def changed_decisions(model: QuadraticModel, path: str | Path, X: NDArray[Any], dtype: str) -> int:
+    """On how many rows of X (n, d) an exported file, computed in its own type, decides otherwise than `model`."""
+    own = rounded(read(path), dtype)
+    changed = 0
+    for _, chunk in row_chunks("X", X, 8 * (model.features + 3 * model.units)):
+        with np.errstate(over="ignore", invalid="ignore"):  # float32 may overflow; such a decision counts as changed
+            y = chunk.astype(dtype) @ own["W1"].T + own["b1"]
+            logits = (y * y) @ own["S"].T + y @ own["T"].T + own["c"]
+        same = (decide(logits) == model.decide(chunk)) & np.isfinite(logits).all(axis=1)
+        changed += int(np.count_nonzero(~same))
+    return changed
