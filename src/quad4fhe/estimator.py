@@ -78,10 +78,11 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
             )
         else:
             trained = clone(self.estimator).fit(X, y)
+        mlp = MLP.from_sklearn(trained)
         self.estimator_ = trained
         self.classes_ = trained.classes_
         self.fit_: Fit = fit(
-            MLP.from_sklearn(trained),
+            mlp,
             checked,
             family=self.family,
             regime=self.regime,
