@@ -44,7 +44,9 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"can't make the folder {folder}: {error.strerror or error}") from None
+        raise InputError(
+            f"can't make the folder {folder}: {error.strerror or error}; choose another with --folder"
+        ) from None
     files = {"fit": folder / "fit.safetensors", "calibration": folder / "calib.npz", "test": folder / "test.npz"}
     files["model"] = folder / "model.npz"
     marker = folder / ".quad4fhe-demo"

@@ -116,6 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     json = "--json" in words
     try:
+        return _run(words, json)
+    except OSError as error:
+        return _of_the_system(error, json)
+
+
+def _run(words: list[str], json: bool) -> int:
+    try:
         code = app(args=words, prog_name="quad4fhe", standalone_mode=False)
         sys.stdout.flush()
         if code == _INTERRUPTED:
@@ -128,15 +135,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Abort as error:  # a question that was not answered
         if isinstance(error.__context__, KeyboardInterrupt):
             return _fail("interrupted", _INTERRUPTED, json)
-        return _fail("a question got no answer: there is no terminal to ask on; give a file instead", 2, json)
+        return _fail("a question got no answer: answer it, or give the file that the command's --help names", 2, json)
     except MemoryError as error:
         return _fail(f"not enough memory ({one_line(error)}); use fewer samples, or a larger machine", 2, json)
     except SystemExit as error:  # Typer and Rich end so when a pipe breaks
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         return _unread()
-    except OSError as error:
-        return _of_the_system(error, json)
+    except OSError:
+        raise
     except Exception as error:
         # Typer reports what it could not parse with its own classes, whose package depends on its version.
         show = getattr(error, "format_message", None)

@@ -253,5 +253,7 @@ def _passphrase(file: Path | None, ask: bool, *, confirm: bool) -> str | None:
         return _first_line(file, "passphrase")
     if not ask:
         return None
+    if not sys.stdin.isatty():
+        raise InputError("there is no terminal to ask for the passphrase on; write it to a file for --passphrase-file")
     typed: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
     return typed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array, IntArray, samples
-from quad4fhe._files import write_atomically
+from quad4fhe._files import opened, write_atomically
 from quad4fhe.certificate import Certificate, no_room
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import decisions
@@ -163,11 +164,8 @@ class Fit:
     @classmethod
     def load(cls, path: str | Path) -> Fit:
         """Read a fit file; raises CertificateError if it was changed after it was written."""
-        path = Path(path)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise InputError(f"can't read {path}: {error.strerror or error}") from None
+        with opened(path) as file:
+            data = file.read_bytes()
         return cls.from_bytes(data, str(path))
 
     @classmethod
@@ -293,6 +291,8 @@ def check_fit_path(path: str | Path) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"would be in {path.parent}, which does not exist"
         raise InputError(f"{path} {what}; choose a file in an existing folder")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"can't write {path}: {path.parent} is not writable; choose another folder")
     return path
 
 

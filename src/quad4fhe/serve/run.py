@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from quad4fhe._files import one_line
 from quad4fhe.errors import InputError, MissingExtraError
 
 try:
@@ -103,6 +104,12 @@ def serve(
     )
     server = uvicorn.Server(config)
     with listener:
+        try:
+            config.load()
+        except OSError as error:  # of which those of ssl are a kind
+            raise InputError(
+                f"{address.certificate}: TLS can't use it with its key ({one_line(error)}); give both as PEM"
+            ) from error
         server.run(sockets=[listener])
     if not server.started:
         raise InputError("the server did not start; its log says why")
@@ -113,4 +120,5 @@ def _listen(address: Address) -> socket.socket:
         family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((address.host, address.port), family=family, backlog=512)
     except OSError as error:
-        raise InputError(f"can't listen on {address.host}:{address.port}: {error.strerror or error}") from None
+        where = f"{address.host}:{address.port}"
+        raise InputError(f"can't listen on {where}: {error.strerror or error}; choose another") from None
