@@ -46,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Draw formulas, and let links between files of the repository lead to the pages made from them."""
     here = posixpath.dirname(page.file.src_uri)
-    home = {target: "" for target in PAGES.values()}.get(page.file.src_uri, posixpath.join("docs", here))
+    home = dict.fromkeys(PAGES.values(), "").get(page.file.src_uri, posixpath.join("docs", here))
 
     def link(found: re.Match[str]) -> str:
         text, target, anchor = found[1], found[2], found[3] or ""
