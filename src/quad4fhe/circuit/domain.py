@@ -51,7 +51,7 @@ def check_inside(X: ArrayLike, domain: Domain) -> Array:
             raise InputError(
                 f"X[{rows.start + row}, {feature}] = {chunk[row, feature]:.6g} is outside the box of this plan: "
                 f"feature {feature} must lie in [{low[feature]:.6g}, {high[feature]:.6g}]; "
-                "clip it, drop the sample, or plan with a wider box"
+                "clip it (--clip), drop the sample, or plan with a wider box (--widen 0.2)"
             )
         out[rows] = chunk
     return out

@@ -266,6 +266,11 @@ class Fit:
             lines.append(("safe rounding", f"{q.decimals} decimals or {q.bits} bits after the point"))
         return lines + [("note", note) for note in d.notes]
 
+    def __repr__(self) -> str:
+        held = self.diagnostics.calibration
+        kept = f"{held.samples - held.mismatches} of {held.samples} calibration decisions kept"
+        return f"Fit(family={self.family!r}, regime={self.regime!r}, {kept}, {self.certificate.statement})"
+
     def _repr_html_(self) -> str:
         cells = "".join(
             f"<tr align='left'><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
