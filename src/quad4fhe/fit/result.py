@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array, IntArray, samples
+from quad4fhe._files import write_atomically
 from quad4fhe.certificate import Certificate, no_room
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import decisions
@@ -118,7 +117,7 @@ class Fit:
         path = check_fit_path(path)
         data = self.to_bytes()
         try:
-            _write_atomically(path, data)
+            write_atomically(path, data)
         except OSError as error:
             raise InputError(f"can't write {path}: {error.strerror or error}; nothing was changed there") from None
 
@@ -281,26 +280,3 @@ def _digest(manifest: bytes, tensors: dict[str, Array]) -> str:
 def _envelope(data: bytes) -> Envelope:
     header = msgspec.json.decode(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return msgspec.json.decode(header["__metadata__"][_KEY], type=Envelope)
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Write beside the target and rename, so that a crash or a full disk leaves the old file as it was."""
-    path = path.resolve()  # a link stays a link
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    """The permissions a new file must not have; the system tells only while it is changed."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
