@@ -16,6 +16,7 @@ from quad4fhe.errors import InputError
 Family = Literal["mlp", "frozen"]
 SEED = 2026
 WIDTHS = (64, 128, 256)
+WIDTH = 256
 POOLS = (0.01, 0.05, 0.1, 0.2)
 
 

@@ -19,7 +19,7 @@ from quad4fhe.errors import FitError, InputError
 from quad4fhe.experiments.encrypted import ciphertext_experiments, folded
 from quad4fhe.experiments.measure import Bench, fitted, margins, measured_baselines, relu
 from quad4fhe.experiments.prepare import Features, Parts, draw_pool, prepare
-from quad4fhe.experiments.recipes import POOLS
+from quad4fhe.experiments.recipes import POOLS, WIDTH
 from quad4fhe.experiments.records import VERSION, Dropped, Fitted, LiftedPlane, PoolResult, Record, Task
 from quad4fhe.experiments.store import Store
 from quad4fhe.experiments.train import train
@@ -29,6 +29,8 @@ from quad4fhe.mlp import MLP
 
 _SHARED = ("paper", "polished")
 DROPPED = (0.01, 0.05)
+AUTO_CLASSES = 10
+"""Up to so many classes the spread over seeds is also measured for auto; beyond, it would take hours."""
 _SHOWN = 600  # points of a lifted plane that are kept for its picture, beside hull corners and lost decisions
 
 
@@ -106,7 +108,9 @@ def _shared(bench: Bench, task: Task) -> tuple[list[Fit], list[Fitted]]:
 
 def _plain(task: Task, parts: Parts, bench: Bench) -> dict[str, Any]:
     fits, rows = _shared(bench, task)
-    out = {"fits": rows, "baselines": measured_baselines(bench), "dropped": _without_the_unsure(task, bench)}
+    out: dict[str, Any] = {"fits": rows, "baselines": measured_baselines(bench)}
+    if task.width == WIDTH or bench.classes == 2:
+        out["dropped"] = _without_the_unsure(task, bench)
     if bench.classes == 2:
         out["plane"] = _plane(bench.mlp, bench.X_cal, fits[0], task.seed)
     return out
@@ -114,7 +118,7 @@ def _plain(task: Task, parts: Parts, bench: Bench) -> dict[str, Any]:
 
 def _seed(task: Task, parts: Parts, bench: Bench) -> dict[str, Any]:
     _, rows = _shared(bench, task)
-    return {"fits": [*rows, _fit("auto", bench, task)[1]]}
+    return {"fits": [*rows, _fit("auto", bench, task)[1]] if bench.classes <= AUTO_CLASSES else rows}
 
 
 def _families(task: Task, parts: Parts, bench: Bench) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 
 from quad4fhe.data.sets import data_set
 from quad4fhe.errors import InputError
-from quad4fhe.experiments.recipes import RECIPES, SEED, WIDTHS, recipe
+from quad4fhe.experiments.recipes import RECIPES, SEED, WIDTH, WIDTHS, recipe
 from quad4fhe.experiments.records import Kind, Task
 
 SEEDS = (2027, 2028, 2029, 2030)
-WIDTH = 256
 CKKS_SETS = ("otto", "cub200_lite0", "massive_en_minilm")
 """The paper's three encrypted tasks: Otto, DINOv2/FGVC-Aircraft and Qwen3/MASSIVE, on the data at hand."""
 
