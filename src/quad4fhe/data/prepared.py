@@ -57,7 +57,7 @@ def file_hash(data: DataSet, folder: Path) -> tuple[str, str]:
     """The SHA-256 of the file and where it came from, after checking both; raises InputError in one line."""
     file = folder / data.file
     if not file.is_file():
-        raise InputError(f"{file} is missing (expected SHA-256 {data.sha256[:16]}...); {how_to_get(data)}")
+        raise InputError(f"{file} is missing (SHA-256 {data.sha256}); {how_to_get(data)}")
     digest = hashlib.sha256()
     with opened(file), file.open("rb") as handle:
         while block := handle.read(_BLOCK):
@@ -72,8 +72,7 @@ def file_hash(data: DataSet, folder: Path) -> tuple[str, str]:
         if fetched.sha256 == found:
             return found, fetched.source
     raise InputError(
-        f"{file} is not the file that was expected: SHA-256 {data.sha256[:16]}... wanted, {found[:16]}... found; "
-        + how_to_get(data)
+        f"{file} is not the file that was expected: SHA-256 {data.sha256} wanted, {found} found; " + how_to_get(data)
     )
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from quad4fhe._files import one_line
 from quad4fhe._progress import Progress, silent
-from quad4fhe.data.prepared import file_hash
-from quad4fhe.experiments.records import Record, Task
+from quad4fhe.data.fetch import can_fetch, fetch
+from quad4fhe.data.prepared import file_hash, how_to_get
+from quad4fhe.errors import InputError
+from quad4fhe.experiments.records import Task
 from quad4fhe.experiments.runs import run
 from quad4fhe.experiments.schedule import weight
 from quad4fhe.experiments.store import Store
@@ -34,6 +36,25 @@ class Reproduced:
     found: int
     done: int
     failed: tuple[str, ...]
+
+
+def obtain(
+    tasks: Sequence[Task], data: Path, *, download: bool, skip_missing: bool, progress: Progress = silent
+) -> tuple[list[Task], list[str]]:
+    """Fetch what is missing if asked to, and leave out what is still missing if asked to; says what was left out."""
+    sets = {task.name: task.recipe.data for task in tasks}
+    missing = [each for each in sets.values() if not (data / each.file).is_file()]
+    if download:
+        for each in missing:
+            if can_fetch(each) or not skip_missing:
+                fetch(each, data, progress)
+    if not skip_missing:
+        return list(tasks), []
+    gone = {each.name: each for each in missing if not (data / each.file).is_file()}
+    words = [f"{each.title}, as {data / each.file} is missing; {how_to_get(each)}" for each in gone.values()]
+    if len(gone) == len(sets):
+        raise InputError(f"{data} holds none of the data sets; name another folder with --data, or add --download")
+    return [task for task in tasks if task.name not in gone], words
 
 
 def pending(tasks: Sequence[Task], data: Path, store: Store) -> list[Task]:
@@ -84,13 +105,6 @@ def run_one(task: Task, data: Path, out: Path) -> str:
         store.write_failure(task, traceback.format_exc())
         return f"{type(error).__name__}: {one_line(error)}"
     return ""
-
-
-def finished_records(tasks: Sequence[Task], data: Path, store: Store) -> list[Record]:
-    """The finished runs of these tasks, in their order."""
-    hashes = {name: file_hash(task.recipe.data, data)[0] for name, task in {t.name: t for t in tasks}.items()}
-    found = (store.read(task, task.key(hashes[task.name])) for task in tasks)
-    return [record for record in found if record is not None]
 
 
 def _words(seconds: float) -> str:
