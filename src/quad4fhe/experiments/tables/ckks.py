@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from quad4fhe.experiments.published import CIRCUITS, OPERATIONS
 from quad4fhe.experiments.records import Circuit, Encrypted, Record
 from quad4fhe.experiments.schedule import ALL_SETS, CKKS_SETS
@@ -21,7 +19,6 @@ from quad4fhe.experiments.tables.shape import (
 )
 
 SWEEP = (25, 30, 35, 40, 45)
-_FITS = ("paper", "polished", "unitwise", "head", "auto")
 
 
 def folded(runs: Runs) -> str:
@@ -83,44 +80,58 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} GB"
 
 
-def first_feasible(circuits: Sequence[Circuit], scheme: str) -> Circuit | None:
-    """The row of the grid a scheme stops at."""
-    return next((each for each in circuits if each.scheme == scheme and each.feasible), None)
-
-
 def minimum(runs: Runs) -> str:
-    """Minimum feasible configuration: the paper's grid, and smaller rings below it."""
-    head = ["task", "activation", "paper: acc.", "depth, log Q", "paper ms", "ours: acc. (64 samples)"]
-    head += ["N, depth, log Q", "mismatches", "server ms, one thread", "paper's speed-up over Remez-7", "ours"]
+    """Each scheme in the paper's minimum configuration, the least one we found feasible, and our folded circuit."""
+    head = ["task", "activation", "paper: acc.", "depth, log Q", "ms", "speed-up over Remez-7"]
+    head += ["ours there: acc.", "mismatches", "server ms", "speed-up", "least feasible: N, depth, log Q", "server ms"]
     rows = []
     for name in CKKS_SETS:
         record = runs.get("ckks", name)
-        slowest = None if record is None else first_feasible(record.minimum, "Remez-7")
         published = [each for each in CIRCUITS if each.task == name]
-        last = next(each for each in published if each.scheme == "Remez-7")
+        slowest = next(each for each in published if each.scheme == "Remez-7")
+        base = _paper_row(record, "Remez-7")
         shown = title(name, record)
         for theirs in published:
-            row = [
-                shown,
-                theirs.scheme,
-                f"{theirs.accuracy:.2f}",
-                f"{theirs.depth}, {theirs.log_q}",
-                f"{theirs.total_ms:.2f}",
-            ]
+            size = f"{theirs.depth}, {theirs.log_q}"
+            speed = f"{slowest.total_ms / theirs.total_ms:.2f}"
+            row = [shown, theirs.scheme, f"{theirs.accuracy:.2f}", size, f"{theirs.total_ms:.2f}", speed]
             shown = ""
-            speed = f"{last.total_ms / theirs.total_ms:.2f}"
-            own = None if record is None else first_feasible(record.minimum, theirs.scheme)
-            if own is None:
-                rows.append([*row, NOT_RUN if record is None else "not feasible", NONE, NONE, NONE, speed, NONE])
-                continue
-            each_ms = None if own.server_seconds is None else 1e3 * own.server_seconds / own.samples
-            ratio = NONE
-            if slowest is not None and slowest.server_seconds and own.server_seconds:
-                ratio = f"{slowest.server_seconds / own.server_seconds:.2f}"
-            took = NONE if each_ms is None else f"{each_ms:.3g}"
-            where = f"{own.ring}, {own.depth}, {own.log_q}"
-            rows.append([*row, percent(own.accuracy), where, str(own.mismatches), took, speed, ratio])
+            rows.append([*row, *_ours(record, base, theirs.scheme)])
+        families = runs.get("families", name)
+        for each in families.encrypted if families is not None else []:
+            if each.fit == "paper" and each.layout == "batch":
+                took = 1e3 * each.server_seconds / each.samples
+                label = f"folded Quad, batch, {each.precision}"
+                there = [percent(each.accuracy), f"{each.changed} of {each.tried}", "", ""]
+                rows.append(["", label, "", "", "", "", *there, f"{each.ring}, 3, {each.bits}", f"{took:.3g}"])
     return table(head, rows)
+
+
+def _paper_row(record: Record | None, scheme: str) -> Circuit | None:
+    """A scheme at N = 2^14 and scale 2^40, which is the paper's minimum configuration."""
+    found = [] if record is None else record.sweep
+    return next((each for each in found if each.scheme == scheme and each.log2_scale == 40 and each.samples), None)
+
+
+def _ours(record: Record | None, base: Circuit | None, scheme: str) -> list[str]:
+    if record is None:
+        return [NOT_RUN, *([NONE] * 5)]
+    own = _paper_row(record, scheme)
+    cells = [NONE] * 4
+    if own is not None:
+        ratio = NONE
+        if base is not None and base.server_seconds and own.server_seconds:
+            ratio = f"{base.server_seconds / own.server_seconds:.2f}"
+        cells = [percent(own.accuracy), f"{own.mismatches} of {own.samples}", _milliseconds(own), ratio]
+    least = next((each for each in record.minimum if each.scheme == scheme and each.feasible), None)
+    if least is None:
+        return [*cells, "none", NONE]
+    return [*cells, f"{least.ring}, {least.depth}, {least.log_q}", _milliseconds(least)]
+
+
+def _milliseconds(circuit: Circuit) -> str:
+    taken = circuit.server_seconds
+    return NONE if taken is None else f"{1e3 * taken / circuit.samples:.3g}"
 
 
 def operations(runs: Runs) -> str:
