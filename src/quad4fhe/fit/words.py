@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quad4fhe.certificate import no_room
+from quad4fhe.fit.diagnostics import Agreement
 
 if TYPE_CHECKING:
     from quad4fhe.fit.result import Fit
@@ -20,24 +21,25 @@ REPLACED = {
 }
 
 
-def verdict(fit: Fit) -> str:
-    """What became of the model's decisions, in one or two sentences."""
-    claim, test = fit.certificate, fit.diagnostics.test
-    n, lost, how = claim.samples, len(claim.mismatches), REPLACED[fit.family]
+def verdict(fit: Fit, test: Agreement | None = None) -> str:
+    """What became of the model's decisions, in one sentence; `test` in the place of the fit's own test."""
+    claim, test = fit.certificate, test or fit.diagnostics.test
+    how = REPLACED[fit.family]
+    said = f"{how[0].upper()}{how[1:]} keeps {_kept(fit.diagnostics.calibration)} calibration decisions"
     if claim.statement == "lossless":
-        said = f"All {n:,} calibration decisions are kept, exactly, with {how}"
-    elif not lost:
-        said = f"All {n:,} calibration decisions are kept with {how}, some of them only by the rule for ties"
-    else:
-        kept = percent(fit.diagnostics.calibration.agreement)
-        said = f"{n - lost:,} of {n:,} calibration decisions ({kept}) are kept with {how}"
+        said += ", exactly"
+    elif not claim.mismatches:
+        said += ", some of them only by the rule for ties"
+    if test is not None:
+        comma = "" if claim.mismatches else ","
+        said += f"{comma} and {_kept(test)} test decisions"
     if claim.impossible is not None:
         said += f"; {no_room(claim, fit.mlp)}"
-    if test is not None:
-        every = "all" if test.mismatches == 0 else f"{test.samples - test.mismatches:,} of"
-        said += f". On new data, {every} {test.samples:,} test decisions are kept"
-        said += "" if test.mismatches == 0 else f" ({percent(test.agreement)})"
     return said + "."
+
+
+def _kept(part: Agreement) -> str:
+    return f"{percent(part.agreement)} of {part.samples:,}" if part.mismatches else f"all {part.samples:,}"
 
 
 def percent(share: float) -> str:
