@@ -4,6 +4,7 @@
 from quad4fhe.cli import fitting  # isort: skip
 from quad4fhe.cli import encrypted  # isort: skip
 from quad4fhe.cli import service  # isort: skip
+from quad4fhe.cli import reporting  # isort: skip
 from quad4fhe.cli.app import entry_point, main
 
-__all__ = ["encrypted", "entry_point", "fitting", "main", "service"]
+__all__ = ["encrypted", "entry_point", "fitting", "main", "reporting", "service"]

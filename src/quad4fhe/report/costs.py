@@ -25,7 +25,10 @@ def ladder(found: Findings, source: Source) -> Markup:
     head = ["family", "regime", "free numbers", "kept, calibration"]
     head += ["kept, test"] * tested + ["kept, cross-validated"] * judged + ["fitted in"]
     rows = [_rung(found, rung, tested, judged) for rung in rungs]
-    left_out = [rung for rung in rungs if rung.reason]
+    reasons: dict[str, list[str]] = {}
+    for rung in rungs:
+        if rung.reason:
+            reasons.setdefault(rung.reason, []).append(rung.name)
     parts = [
         element("h2", "The family ladder"),
         element(
@@ -35,9 +38,8 @@ def ladder(found: Findings, source: Source) -> Markup:
         ),
         table("What each family keeps", head, rows, text=2),
     ]
-    if left_out:
-        parts.append(element("ul", *(element("li", f"{rung.name}: {rung.reason}") for rung in left_out)))
-    if any(rung.reason == NOT_RUN for rung in left_out):
+    parts += [element("p", f"{'; '.join(names)}: {reason}.") for reason, names in reasons.items()]
+    if NOT_RUN in reasons:
         parts.append(element("p", "The larger families take longest to fit. To see them all:"))
         parts.append(command(source.ladder()))
     return element("section", *parts, id="ladder")
@@ -77,37 +79,32 @@ def _kept(part: Agreement | None) -> str:
 
 def encryption(found: Findings, source: Source) -> Markup:
     """Both layouts, their parameters and their bill."""
-    options, batch, packed = found.options, found.batch, found.packed
-    plans = [batch] if isinstance(packed, str) else [batch, packed]
-    heads = [f"{plan.layout}, {_samples(plan.samples)}" for plan in plans]
+    options, plans = found.options, found.plans
+    heads: list[str] = [f"{plan.layout}, {_samples(plan.samples)}" for plan in plans]
+    heads[0] = join([heads[0], " ", element("span", "taken", **{"class": "mark"})])
     columns = [_bill(plan) for plan in plans]
     rows = [[row[0][0], *(cell[1] for cell in row)] for row in zip(*columns, strict=True)]
-    wide = f" The box of inputs is the calibration range, widened by {options.widen:g} of it on both sides."
-    parts = [
-        element("h2", "Under encryption"),
-        element(
-            "p",
-            "Parameters chosen for this fit, and the bill. Layout batch puts many samples into each ciphertext and is "
-            "the cheaper way to score many; layout packed answers one query fast. Both are CKKS at 128-bit security."
-            + (wide if options.widen else ""),
-        ),
-        table(
-            f"Plans at precision {options.precision}; times are forecasts for one core of {_machine(batch)}",
-            ["", *heads],
-            rows,
-        ),
-    ]
-    if isinstance(packed, str):
-        parts.append(element("p", f"There is no plan for layout packed: {packed}."))
+    said = (
+        "Parameters chosen for this fit, and the bill. Layout batch puts many samples into each ciphertext and needs "
+        "no keys; layout packed answers a few samples at a time, fast. Both are CKKS at 128-bit security. "
+        f"For {_samples(options.samples)}, {plans[0].layout} is taken."
+    )
+    if options.widen:
+        said += f" The box of inputs is the calibration range, widened by {options.widen:g} of it on both sides."
+    if len({plan.layout for plan in plans}) == 1:
+        said += f" A hidden layer of {found.fit.mlp.units:,} units does not fit layout packed."
+    caption = f"Plans at precision {options.precision}; times are forecasts for one core of {_machine(plans[0])}"
+    parts = [element("h2", "Under encryption"), element("p", said), table(caption, ["", *heads], rows)]
     for plan in plans:
         made = source.plan(plan.samples, plan.layout, plan.precision, options.widen)
         text = element("pre", describe(plan))
-        parts.append(details(f"The {plan.layout} plan in words", text, element("p", "Make it again:"), command(made)))
+        summary = f"{plan.layout}, {_samples(plan.samples)}, in words"
+        parts.append(details(summary, text, element("p", "Make it again:"), command(made)))
     return element("section", *parts, id="encryption")
 
 
 def _samples(count: int) -> str:
-    return "one query" if count == 1 else f"{count:,} samples"
+    return "one sample" if count == 1 else f"{count:,} samples"
 
 
 def _machine(plan: Plan) -> str:

@@ -87,10 +87,7 @@ class Report:
             },
             "changes": [{"from": a, "to": b, "samples": n} for a, b, n in found.calibration.changes()],
             "ladder": [msgspec.to_builtins(asdict(rung)) for rung in found.ladder],
-            "plans": {
-                "batch": found.batch.to_dict(),
-                "packed": found.packed if isinstance(found.packed, str) else found.packed.to_dict(),
-            },
+            "plans": [plan.to_dict() for plan in found.plans],
             "pictures": [{"name": p.name, "title": p.title, "alt": p.alt} for p in self.pictures],
         }
 

@@ -29,7 +29,7 @@ _STYLE = {
     "svg.hashsalt": "quad4fhe",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same measures everywhere
-    "font.size": 11,
+    "font.size": 12,
     "axes.facecolor": "none",
     "axes.linewidth": 0.8,
     "axes.spines.top": False,
@@ -38,7 +38,7 @@ _STYLE = {
     "xtick.major.width": 0.8,
     "ytick.major.width": 0.8,
     "legend.frameon": False,
-    "legend.fontsize": 10.5,
+    "legend.fontsize": 11.5,
     "legend.handletextpad": 0.5,
     "legend.borderaxespad": 0.2,
     "path.simplify": True,

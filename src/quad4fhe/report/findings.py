@@ -48,7 +48,7 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """A fit and what was found out about it; `packed` is a sentence where layout packed has no plan."""
+    """A fit and what was found out about it; `plans` holds the one that layout "auto" takes first."""
 
     fit: Fit
     verified: Verified
@@ -58,8 +58,7 @@ class Findings:
     plane: PlaneView | None
     activation: Activation
     ladder: list[Rung]
-    batch: Plan
-    packed: Plan | str
+    plans: list[Plan]
     options: Options
     made: datetime
 
@@ -99,15 +98,7 @@ def find(
     seen = preactivations(fit.mlp, X, progress)
     own_test = fit.diagnostics.test if test is None else test.agreement
     rungs = climb(fit, own_test, X, unseen, options.ladder, progress)
-    progress("encryption plan", 0, 0)
-    machine = options.machine or calibrate()
-    batch = _plan(fit, X, "batch", options.samples, options, machine)
-    progress("encryption plan of a single query", 0, 0)
-    packed: Plan | str
-    try:
-        packed = _plan(fit, X, "packed", 1, options, machine)
-    except InputError as error:
-        packed = str(error)
+    plans = _plans(fit, X, options, progress)
     return Findings(
         fit=fit,
         verified=verified,
@@ -117,8 +108,7 @@ def find(
         plane=plane,
         activation=activation(fit, seen),
         ladder=rungs,
-        batch=batch,
-        packed=packed,
+        plans=plans,
         options=options,
         made=datetime.now(UTC),
     )
@@ -149,11 +139,24 @@ def _ids(y: ArrayLike, n: int, names: list[str]) -> NDArray[Any] | None:
     return None if None in ids else np.array(ids, dtype=np.int64)
 
 
-def _plan(
-    fit: Fit, X: NDArray[Any], layout: Literal["batch", "packed"], samples: int, options: Options, machine: Machine
-) -> Plan:
-    box = widened(fit.box, options.widen)
-    return plan(fit, samples=samples, layout=layout, precision=options.precision, X=X, box=box, machine=machine)
+def _plans(fit: Fit, X: NDArray[Any], options: Options, progress: Progress) -> list[Plan]:
+    """The plan that is taken for so many samples, that of the other layout, and that of a single query."""
+    progress("encryption plan", 0, 3)
+    machine, box = options.machine or calibrate(), widened(fit.box, options.widen)
+
+    def made(samples: int, layout: Literal["auto", "batch", "packed"]) -> Plan:
+        return plan(fit, samples=samples, layout=layout, precision=options.precision, X=X, box=box, machine=machine)
+
+    found = [made(options.samples, "auto")]
+    progress("encryption plan of the other layout", 1, 3)
+    try:
+        found.append(made(options.samples, "packed" if found[0].layout == "batch" else "batch"))
+        progress("encryption plan of a single query", 2, 3)
+        if options.samples > 1:
+            found.append(made(1, "packed"))
+    except InputError:
+        pass  # a very wide hidden layer does not fit layout packed, and the table shows it by its absence
+    return found
 
 
 def _staged(stage: str, progress: Progress) -> Progress:

@@ -73,12 +73,12 @@ def _not_run(family: str, polish: bool, below: list[Rung], extent: Extent) -> st
     """Why a rung is left out, or nothing if it is to be fitted."""
     first = below[0] if below else None
     if first is not None and first.regime == "hard" and extent != "all":
-        return "not needed: the shared quadratic keeps every calibration decision"
+        return "not needed, since one shared quadratic keeps every calibration decision"
     if first is not None and family == "shared" and polish:
         if first.regime == "hard":
-            return "nothing to polish: every calibration decision is kept"
+            return "nothing to polish, since every calibration decision is kept"
         if first.regime.startswith("rch"):
-            return "not polished: the paper's reduced-hull fit is left as it is"
+            return "not polished, since the paper's reduced-hull fit is left as it is"
     return NOT_RUN if extent == "none" or (extent == "shared" and family != "shared") else ""
 
 

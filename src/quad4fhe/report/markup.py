@@ -43,9 +43,9 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], text
     """A table whose first `text` columns are words and the others numbers; too wide, it scrolls by itself."""
 
     def cell(kind: str, at: int, content: str) -> Markup:
-        numeric = {"class": "n"} if at >= text else {}
+        column = {"class": "n" if at >= text else "w"}
         scope = {"scope": "col"} if kind == "th" else {}
-        return element(kind, content, **numeric, **scope)
+        return element(kind, content, **column, **scope)
 
     top = element("thead", element("tr", *(cell("th", at, content) for at, content in enumerate(head))))
     body = element("tbody", *(element("tr", *(cell("td", at, c) for at, c in enumerate(row))) for row in rows))

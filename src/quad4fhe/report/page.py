@@ -25,7 +25,9 @@ def page(found: Findings, shown: list[Picture], source: Source) -> str:
     script = _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Nothing may be fetched and no script may run but the one below, whatever a class name says.
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    )
     head = join(
         [
             Markup('<meta charset="utf-8">'),
@@ -90,8 +92,9 @@ def _tiles(found: Findings) -> list[tuple[str, str]]:
     m = fit.mlp
     tiles.append(("Regime", _tile(regime, join(["family ", from_fit("family", fit.family, fit.family)]))))
     tiles.append(("Network", _tile(f"{m.features}-{m.units}-{m.outputs}", "features, units, outputs")))
-    bill = found.batch.forecast
-    each = f"{found.options.samples:,} samples, N = {found.batch.chain.ring}, {readable_bytes(bill.upload_bytes)} up"
+    taken = found.plans[0]
+    bill = taken.forecast
+    each = f"{taken.samples:,} samples, N = {taken.chain.ring:,}, {readable_bytes(bill.upload_bytes)} up"
     tiles.append(("Encrypted, forecast", _tile(readable_seconds(bill.seconds), each)))
     return tiles
 

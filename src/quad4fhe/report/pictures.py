@@ -71,7 +71,8 @@ def _margins(found: Findings) -> Picture:
                 crosses(axes, x[at], y[at], colours["lost"])
         axes.set_xlabel("margin with ReLU")
         axes.set_ylabel("margin with the replacement")
-        legend(axes)
+        if count:
+            legend(axes)
 
     return Picture("margins", "Margins before and after", alt, caption, draw, ("", "before", "after"), rows, height=310)
 

@@ -27,8 +27,7 @@ def decisions(found: Findings, shown: list[Picture]) -> Markup:
     """How the decisions were kept: the plane or the margins, and what the solver found."""
     names = ("plane", "plane-close", "margins", "where-lost")
     parts = [element("h2", "The decisions"), *(element("p", line) for line in explain(found.fit))]
-    parts.append(_figures(shown, names))
-    parts.append(pairs(_solved(found)))
+    parts.append(_figures(shown, names, pairs(_solved(found))))
     d = found.fit.diagnostics
     if d.soft_trace:
         head = ("weight", "kept", "samples with slack", "sum of slacks", "largest slack", "worst margin", "gap")
@@ -80,8 +79,8 @@ def _solved(found: Findings) -> list[tuple[str, str]]:
     if q.decimals is not None and q.bits is not None:
         decimals = from_fit("diagnostics.quantisation.decimals", q.decimals, str(q.decimals))
         bits = from_fit("diagnostics.quantisation.bits", q.bits, str(q.bits))
-        safe = join([decimals, " decimals, or ", bits, " bits after the point, change no calibration decision"])
-        lines.append(("safe rounding", safe))
+        safe = join(["to ", decimals, " decimals, or ", bits, " bits after the point, changes no calibration decision"])
+        lines.append(("rounding", safe))
     return lines
 
 
@@ -110,14 +109,14 @@ def activation(found: Findings, shown: list[Picture]) -> Markup:
         "unitwise": f"The ReLU of hidden unit j becomes alpha_j u² + beta_j u + eta_j, for {fit.mlp.units:,} units.",
         "head": "The logits become S (y·y) + T y + c, with y the pre-activations and S, T, c all free.",
     }[fit.family]
-    parts = [element("h2", "The polynomial"), element("p", said), _figures(shown, ("activation",)), pairs(lines)]
+    parts = [element("h2", "The polynomial"), element("p", said), _figures(shown, ("activation",), pairs(lines))]
     return element("section", *parts, id="polynomial")
 
 
 def by_class(found: Findings, shown: list[Picture]) -> Markup:
     """Agreement by class, and which decisions turn into which."""
     calibration, test = found.calibration.by_class(), None if found.test is None else found.test.by_class()
-    head = ["decision of the ReLU model", "calibration", "lost", "kept"] + ["test", "lost", "kept"] * (test is not None)
+    head = ["ReLU decides", "calibration", "lost", "kept"] + ["test", "lost", "kept"] * (test is not None)
     rows = []
     for c, name in enumerate(found.classes):
         row = [name]
@@ -131,13 +130,12 @@ def by_class(found: Findings, shown: list[Picture]) -> Markup:
     tabled: Markup = table("Decisions kept, by class", head, rows)
     if len(rows) > _OPEN:
         tabled = details(f"All {len(rows)} classes", tabled)
-    parts = [element("h2", "Agreement by class"), _figures(shown, ("by-class",)), tabled]
-    changes = found.calibration.changes()
+    beside, changes = Markup(""), found.calibration.changes()
     if changes:
-        more = f", the {_LISTED} most frequent of {len(changes)}" if len(changes) > _LISTED else ""
+        more = f", the {_LISTED} most frequent of {len(changes)} kinds" if len(changes) > _LISTED else ""
         listed = [(found.classes[a], found.classes[b], f"{count:,}") for a, b, count in changes[:_LISTED]]
-        title = f"Calibration decisions that change{more}"
-        parts.append(table(title, ("from", "to", "samples"), listed, text=2))
+        beside = table(f"Calibration decisions that change{more}", ("from", "to", "samples"), listed, text=2)
+    parts = [element("h2", "Agreement by class"), _figures(shown, ("by-class",), beside), tabled]
     return element("section", *parts, id="by-class")
 
 
@@ -219,7 +217,7 @@ def certificate(found: Findings, source: Source) -> Markup:
         ("calibration_sha256", claim.calibration_sha256),
         ("targets_sha256", claim.targets_sha256),
     ]
-    lines = [(key.replace("_sha256", ", SHA-256"), _code(f"certificate.{key}", value)) for key, value in named]
+    lines = [(key.replace("_sha256", " hash"), _code(f"certificate.{key}", value)) for key, value in named]
     if claim.margin is not None:
         lines.insert(2, ("smallest margin", from_fit("certificate.margin", claim.margin, number(claim.margin))))
     parts.append(pairs(lines))
@@ -246,9 +244,12 @@ def provenance(found: Findings) -> Markup:
     return element("section", *parts, pairs(lines), id="provenance")
 
 
-def _figures(shown: list[Picture], names: tuple[str, ...]) -> Markup:
+def _figures(shown: list[Picture], names: tuple[str, ...], beside: Markup) -> Markup:
+    """The pictures of a section in two columns where there is room, with `beside` in the place that is left."""
     chosen = [figure(picture) for picture in shown if picture.name in names]
-    return element("div", *chosen, **{"class": "figures"}) if chosen else Markup("")
+    if len(chosen) % 2 == 0:
+        return join([element("div", *chosen, **{"class": "figures"}), beside]) if chosen else beside
+    return element("div", *chosen, element("div", beside), **{"class": "figures"})
 
 
 def _number(field: str, value: float) -> Markup:
