@@ -40,7 +40,13 @@ def reproduce_command(
     render: Annotated[bool, typer.Option("--render", help="Only write RESULTS.md again from finished runs.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Run the paper's experiments beside the published figures; an interrupted command goes on where it stopped."""
+    """Run the paper's experiments beside the published figures; an interrupted command goes on where it stopped.
+
+    Example: quad4fhe reproduce --quick --data DATA --out results
+    quad4fhe reproduce mlp binary --data DATA --out results
+
+    Exit 1: some runs failed; what is finished is kept, and the tables are written from it.
+    """
     from quad4fhe.experiments.figures import require_matplotlib
     from quad4fhe.experiments.results import write_results
     from quad4fhe.experiments.runner import Reproduced, obtain, reproduce
