@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -27,11 +27,12 @@ from quad4fhe.he import container
 from quad4fhe.he.container import HEADER_BYTES, Kind
 from quad4fhe.serve.gate import Gate, refusal
 from quad4fhe.serve.hosted import Hosted, catalogue
+from quad4fhe.serve.linger import Linger
 from quad4fhe.serve.metrics import Metrics
 from quad4fhe.serve.openapi import describe_api
 from quad4fhe.serve.pool import DeadlineError, Pool, WorkerLostError
-from quad4fhe.serve.spool import KeyStore, Spool, taken
-from quad4fhe.serve.worker import Answer, Job, ModelJob, Setup
+from quad4fhe.serve.spool import Incoming, KeyStore, Spool, taken
+from quad4fhe.serve.worker import Job, ModelJob, Setup
 
 log = logging.getLogger("quad4fhe.serve")
 _BLOCK = 2**20
@@ -91,6 +92,7 @@ class Service:
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: refusal})
         app.add_middleware(Gate, tokens=self._tokens, metrics=self.metrics)
+        app.add_middleware(Linger)
         return app
 
     @contextlib.asynccontextmanager
@@ -137,26 +139,25 @@ class Service:
     async def _evaluate(self, request: Request) -> Response:
         hosted = self._hosted(request)
         async with self._place(request, hosted.largest(Kind.request)) as deadline:
-            source, answer = self.spool.new(), self.spool.new()
-            try:
+            with self.spool.slot() as source:
                 plan, claim = await self._receive(request, hosted, Kind.request, source, deadline)
                 keys = None
                 if plan.layout == "packed":
                     keys = self.keys.find(plan.sha256, claim.key)
                     if keys is None:
                         raise HTTPException(404, "no evaluation keys of this name: PUT them, then ask again", KEYLESS)
-                job = Job(
-                    plan.sha256.hex(), None if keys is None else str(keys), claim.key.hex(), str(source), str(answer)
-                )
-                await self._run(job, deadline)
-                size = answer.stat().st_size
-                self.metrics.bytes_out.inc(size)
-                return StreamingResponse(
-                    _blocks(taken(answer)), media_type=_OCTETS, headers={"content-length": str(size)}
-                )
-            finally:
-                source.unlink(missing_ok=True)
-                answer.unlink(missing_ok=True)
+                answer = self.spool.new()
+                try:
+                    answer.touch(0o600)
+                    job = Job(plan.sha256.hex(), _name(keys), claim.key.hex(), str(source), str(answer))
+                    await self._checked(source, self._run(job, deadline))
+                    size = answer.stat().st_size
+                    self.metrics.bytes_out.inc(size)
+                    return StreamingResponse(
+                        _blocks(taken(answer)), media_type=_OCTETS, headers={"content-length": str(size)}
+                    )
+                finally:
+                    answer.unlink(missing_ok=True)
 
     async def _keys(self, request: Request) -> Response:
         hosted = self._hosted(request)
@@ -205,7 +206,6 @@ class Service:
         _check_head(request, largest)
         deadline = asyncio.get_running_loop().time() + self.limits.deadline
         if self._busy >= self.limits.workers + self.limits.queue:
-            await _drain(request, largest, deadline)
             wait = max(1, math.ceil(self.metrics.usual_seconds))  # from queue to answer, so the queue is in it
             raise HTTPException(429, "the queue is full; send the request again later", {"Retry-After": str(wait)})
         self._busy += 1
@@ -226,7 +226,7 @@ class Service:
         head, seen = b"", 0
         try:
             async with asyncio.timeout_at(deadline):
-                with target.open("wb") as file:
+                with Incoming(target) as file:
                     async for part in request.stream():
                         seen += len(part)
                         if seen > limit:
@@ -237,6 +237,7 @@ class Service:
                                 found = _claimed(head, hosted, kind)
                                 limit = container.size(found[0], kind)
                         file.write(part)
+                    file.end()
         except TimeoutError:
             raise HTTPException(408, f"the upload took longer than {self.limits.deadline:g} seconds") from None
         except OSError as error:
@@ -247,7 +248,17 @@ class Service:
             raise HTTPException(400, f"the body has {seen} bytes, wanted {limit}")
         return found
 
-    async def _run(self, job: Job, deadline: float) -> Answer:
+    async def _checked(self, body: Path, answering: Coroutine[Any, Any, None]) -> None:
+        """Compute the SHA-256 of a body here while a worker answers; no answer leaves before both are done."""
+        damage = asyncio.create_task(asyncio.to_thread(_damage, body))
+        try:
+            await answering
+        finally:
+            await asyncio.wait([damage])  # after this the file is another request's
+        if (said := damage.result()) is not None:
+            raise HTTPException(400, said)
+
+    async def _run(self, job: Job, deadline: float) -> None:
         try:
             with self.metrics.job():
                 answer = await self.pool.run(job, deadline)
@@ -255,9 +266,24 @@ class Service:
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
         except DeadlineError as error:
             raise HTTPException(504, str(error)) from None
+        if answer.full:
+            raise HTTPException(503, answer.error, {"Retry-After": "10"})
         if answer.error is not None:
             raise HTTPException(404, answer.error, KEYLESS) if answer.keyless else HTTPException(400, answer.error)
-        return answer
+
+
+def _damage(body: Path) -> str | None:
+    """What a container's SHA-256 says against it."""
+    with body.open("rb", buffering=0) as file:
+        try:
+            container.check_digest(file, body.stat().st_size)
+        except InputError as error:
+            return str(error)
+    return None
+
+
+def _name(file: Path | None) -> str | None:
+    return None if file is None else str(file)
 
 
 def _check_head(request: Request, largest: int) -> None:
@@ -282,17 +308,6 @@ def _claimed(head: bytes, hosted: Hosted, kind: Kind) -> tuple[Plan, container.C
     if claim.kind is not kind or (kind is Kind.keys and plan.layout != "packed"):
         raise HTTPException(400, f"the container holds {claim.kind.name}, wanted {kind.name}")
     return plan, claim
-
-
-async def _drain(request: Request, largest: int, deadline: float) -> None:
-    """Read a body to nowhere: a client that is still sending would not see the answer."""
-    seen = 0
-    with contextlib.suppress(TimeoutError, ClientDisconnect):
-        async with asyncio.timeout_at(deadline):
-            async for part in request.stream():
-                seen += len(part)
-                if seen > largest:
-                    return
 
 
 async def _blocks(file: BinaryIO) -> AsyncIterator[bytes]:
