@@ -42,12 +42,17 @@ _OCTETS = "application/octet-stream"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much a server takes on: requests at once and waiting, seconds for each, clients whose keys are kept."""
+    """How much a server takes on.
+
+    Requests at once and waiting, seconds for each, clients whose keys are kept, and bytes of memory for each worker
+    (see `memory`; None is what the plans can need, 0 no limit).
+    """
 
     workers: int = 2
     queue: int = 8
     deadline: float = 60.0
     keys: int = 64
+    memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.queue < 0 or not 0 < self.deadline < math.inf or self.keys < 1:
@@ -104,7 +109,7 @@ class Service:
                 file = self.spool.folder / f"{one.model_id}.safetensors"
                 file.write_bytes(one.fit.to_bytes())  # a copy: the file the user gave may change while we serve
                 models.append(ModelJob(str(file), [plan.to_dict() for plan in one.plans]))
-            self.pool = Pool(Setup(models), self.limits.workers)
+            self.pool = Pool(Setup(models, self.limits.memory), self.limits.workers)
             await self.pool.start()
             log.info("serving %d models with %d workers", len(models), self.limits.workers)
             self._ready()
