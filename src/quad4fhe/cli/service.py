@@ -119,6 +119,8 @@ def serve_command(
     from quad4fhe.serve.run import Address, Hosted, Limits, read_tokens, serve
 
     address = Address(host=host, port=port, certificate=tls_cert, certificate_key=tls_key)
+    if spool is not None and not spool.is_dir():
+        raise InputError(f"{spool} is not a folder; requests wait in it, so make it or name another")
     most = None if worker_memory is None else worker_memory * 2**20
     limits = Limits(workers=workers, queue=queue, deadline=deadline, keys=max_keys, memory=most)
     tokens = () if token_file is None else read_tokens(token_file)
@@ -163,6 +165,7 @@ def query_command(
         bool, typer.Option("--clip", help="Move samples outside the box to its edge and count them.")
     ] = False,
     patience: Annotated[float, typer.Option(help="Seconds one message may take, attempts included.")] = 120.0,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at once.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -172,7 +175,7 @@ def query_command(
     stored = None if key is None else keys.load(key, _passphrase(passphrase_file, ask_passphrase, confirm=False))
     X, _ = read_samples(data, "test")
     with Reporter() as progress, _remote(url, model, layout, token_file, ca, patience) as remote:
-        found = remote.predict(X, key=stored, clip=clip, progress=progress)
+        found = remote.predict(X, key=stored, clip=clip, concurrency=concurrency, progress=progress)
         plan = remote.plan
     prediction = Prediction(found.decisions, found.logits)
     if out is not None:

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from quad4fhe.circuit.plan import Plan
-from quad4fhe.errors import InputError
+from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import container
 from quad4fhe.he.container import HEADER_BYTES, Kind
 from quad4fhe.serve.gate import Gate, refusal
@@ -62,7 +62,10 @@ class Limits:
 
 
 class Service:
-    """One server: its models, workers, keys and counters."""
+    """One server: its models, workers, keys and counters.
+
+    Calls `ready` once it takes requests; where it can't, it keeps the `failure` and calls `stop`.
+    """
 
     def __init__(
         self,
@@ -71,12 +74,15 @@ class Service:
         tokens: tuple[str, ...] = (),
         folder: Path | None = None,
         ready: Callable[[], None] = lambda: None,
+        stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.models = catalogue(hosted)
         self.limits = limits
         self._tokens = tokens
         self._folder = folder
         self._ready = ready
+        self._stop = stop
+        self.failure: InputError | None = None
         self._busy = 0
         self._uploading: set[tuple[bytes, bytes]] = set()
         self.metrics = Metrics()
@@ -102,23 +108,28 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        self.spool = Spool(self._folder)
-        try:
-            models = []
-            for one in self.models.values():
-                file = self.spool.folder / f"{one.model_id}.safetensors"
-                file.write_bytes(one.fit.to_bytes())  # a copy: the file the user gave may change while we serve
-                models.append(ModelJob(str(file), [plan.to_dict() for plan in one.plans]))
-            self.pool = Pool(Setup(models, self.limits.memory), self.limits.workers)
-            await self.pool.start()
-            log.info("serving %d models with %d workers", len(models), self.limits.workers)
-            self._ready()
+        async with contextlib.AsyncExitStack() as stack:
             try:
-                yield
-            finally:
-                await self.pool.close()
-        finally:
-            self.spool.close()
+                await self._open(stack)
+            except (Quad4FHEError, OSError) as error:
+                self.failure = InputError(f"the server can't start: {error}")
+                self._stop()
+            else:
+                self._ready()
+            yield
+
+    async def _open(self, stack: contextlib.AsyncExitStack) -> None:
+        self.spool = Spool(self._folder)
+        stack.callback(self.spool.close)
+        models = []
+        for one in self.models.values():
+            file = self.spool.folder / f"{one.model_id}.safetensors"
+            file.write_bytes(one.fit.to_bytes())  # a copy: the file the user gave may change while we serve
+            models.append(ModelJob(str(file), [plan.to_dict() for plan in one.plans]))
+        self.pool = Pool(Setup(models, self.limits.memory), self.limits.workers)
+        stack.push_async_callback(self.pool.close)
+        await self.pool.start()
+        log.info("serving %d models with %d workers", len(models), self.limits.workers)
 
     async def _health(self, _: Request) -> Response:
         alive = self.pool.alive
@@ -219,6 +230,9 @@ class Service:
         except ClientDisconnect:
             log.info("a client left before its upload was complete")
             raise HTTPException(400, "the upload is not complete") from None
+        except OSError as error:
+            log.error("can't spool a request: %s", error.strerror)
+            raise HTTPException(503, "the server has no room for the request", {"Retry-After": "10"}) from None
         finally:
             self._busy -= 1
 
@@ -245,9 +259,6 @@ class Service:
                     file.end()
         except TimeoutError:
             raise HTTPException(408, f"the upload took longer than {self.limits.deadline:g} seconds") from None
-        except OSError as error:
-            log.error("can't spool a request: %s", error.strerror)
-            raise HTTPException(503, "the server has no room for the request", {"Retry-After": "10"}) from None
         self.metrics.bytes_in.inc(seen)
         if found is None or seen != limit:
             raise HTTPException(400, f"the body has {seen} bytes, wanted {limit}")

@@ -11,10 +11,13 @@ import io
 import ipaddress
 import random
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 import msgspec
@@ -103,35 +106,63 @@ class Remote:
         self._http.close()
 
     def predict(
-        self, X: ArrayLike, *, key: StoredKey | None = None, clip: bool = False, progress: Progress = silent
+        self,
+        X: ArrayLike,
+        *,
+        key: StoredKey | None = None,
+        clip: bool = False,
+        concurrency: int = 2,
+        progress: Progress = silent,
     ) -> Answers:
-        """Encrypt X (n, d), let the server answer, decrypt; with a kept `key`, or with one that ends with this call."""
+        """Encrypt X (n, d), let the server answer, decrypt; with a kept `key`, or with one that ends with this call.
+
+        Up to `concurrency` requests are in flight: with two, the next is encrypted and sent while the server works on
+        the one before; more help only where the server has idle workers, and each is held in memory or on disk.
+        """
+        if concurrency < 1:
+            raise InputError(f"concurrency is {concurrency}, wanted 1 or more")
         started = time.monotonic()
         plan = self.plan
         checked = np.asarray(samples("X", X, plan.shape.features), dtype=np.float64)
         inside = np.clip(checked, *plan.domain.box) if clip else checked
         client = Client(plan, key)
-        rows, up, down, key_bytes, done = [np.empty((0, plan.shape.outputs))], 0, 0, 0, 0
         total = -(-len(inside) // plan.per_request)
-        for request in client.stream(inside):
-            if done == 0 and plan.layout == "packed":
+        rows, up, down, key_bytes = [np.empty((0, plan.shape.outputs))], 0, 0, 0
+
+        def finish(message: _Message) -> None:
+            nonlocal key_bytes, up, down
+            try:
+                data = message.answer.result()
+            except _Keyless:  # the server was started again, or had to make room
                 key_bytes += self._give_keys(client)
-            with _spooled(container.write_request(plan, request)) as (body, size):
-                try:
-                    data = self._evaluate(body, size)
-                except _Keyless:
-                    key_bytes += self._give_keys(client)  # the server was started again, or had to make room
-                    data = self._evaluate(body, size)
-            up, down, done = up + size, down + len(data), done + 1
+                data = self._evaluate(message.body, message.size)
+            finally:
+                message.body.close()
+            up, down = up + message.size, down + len(data)
             try:
                 reply = container.read_reply(plan, io.BytesIO(data))
             except InputError as error:
                 raise ReplyError(f"the server's reply can't be used: {error}") from None
             rows.append(client.decrypt(reply))
-            progress("encrypted inference", done, total)
+            progress("encrypted inference", len(rows) - 1, total)
+
+        waiting: deque[_Message] = deque()
+        try:
+            for number, request in enumerate(client.stream(inside)):
+                if number == 0 and plan.layout == "packed":
+                    key_bytes += self._give_keys(client)
+                body, size = _spooled(container.write_request(plan, request))
+                waiting.append(_Message(body, size, _in_background(partial(self._evaluate, body, size))))
+                if len(waiting) >= concurrency:
+                    finish(waiting.popleft())
+            while waiting:
+                finish(waiting.popleft())
+        finally:
+            for message in waiting:  # one of the others went wrong: what is still on its way has no more to send
+                message.body.close()
         logits = np.concatenate(rows)
         clipped = int(np.count_nonzero(np.any(inside != checked, axis=1)))
-        return Answers(decide(logits), logits, done, up, down, key_bytes, clipped, time.monotonic() - started)
+        return Answers(decide(logits), logits, len(rows) - 1, up, down, key_bytes, clipped, time.monotonic() - started)
 
     def _only_model(self) -> str:
         try:
@@ -170,7 +201,8 @@ class Remote:
         except _Keyless:
             keys = client.evaluation_keys()
         assert keys is not None
-        with _spooled(container.write_keys(self.plan, client.key_id, keys)) as (body, size):
+        body, size = _spooled(container.write_keys(self.plan, client.key_id, keys))
+        with body:
             try:
                 self._ask("PUT", path, body, size, 0)
             except _Taken:
@@ -268,12 +300,36 @@ def _blocks(body: IO[bytes]) -> Iterator[bytes]:
         yield block
 
 
-@contextmanager
-def _spooled(parts: Iterable[bytes]) -> Iterator[tuple[IO[bytes], int]]:
+def _spooled(parts: Iterable[bytes]) -> tuple[IO[bytes], int]:
     """Bytes of a container, kept so that they can be sent again; ciphertexts only, on disk where they are large."""
-    with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
+    file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - closed once it is answered
+    try:
+        return file, sum(file.write(part) for part in parts)
+    except BaseException as error:
+        file.close()
+        if not isinstance(error, OSError):
+            raise
+        raise InputError(f"no room for the encrypted request: {error.strerror or error}; free some") from None
+
+
+@dataclass(frozen=True, eq=False)
+class _Message:
+    """A request that was sent and is not answered yet."""
+
+    body: IO[bytes]
+    size: int
+    answer: Future[bytes]
+
+
+def _in_background(call: Callable[[], bytes]) -> Future[bytes]:
+    """Carry out a call in a thread that nobody has to wait for: an interrupted program ends at once."""
+    future: Future[bytes] = Future()
+
+    def run() -> None:
         try:
-            size = sum(file.write(part) for part in parts)
-        except OSError as error:
-            raise InputError(f"no room for the encrypted request: {error.strerror or error}; free some") from None
-        yield file, size
+            future.set_result(call())
+        except BaseException as error:  # whatever it is, it belongs to who waits for the answer
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future

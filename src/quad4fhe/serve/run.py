@@ -86,7 +86,11 @@ def serve(
     listener = _listen(address)
     host = f"[{address.host}]" if ":" in address.host else address.host
     url = f"{'http' if address.certificate is None else 'https'}://{host}:{listener.getsockname()[1]}"
-    service = Service(hosted, limits, tokens, folder, lambda: ready(url))
+
+    def stop() -> None:
+        server.should_exit = True
+
+    service = Service(hosted, limits, tokens, folder, lambda: ready(url), stop)
     config = uvicorn.Config(
         service.app(),
         log_config=None,
@@ -104,6 +108,8 @@ def serve(
     server = uvicorn.Server(config)
     with listener:
         server.run(sockets=[listener])
+    if service.failure is not None:
+        raise service.failure
     if not server.started:
         raise InputError("the server did not start; its log says why")
 

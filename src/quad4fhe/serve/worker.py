@@ -7,6 +7,7 @@ and restarts to `pool`, and the SHA-256 of a payload to the server, which comput
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import signal
@@ -28,6 +29,7 @@ from quad4fhe.he.session import Header, Request, Server
 from quad4fhe.serve.memory import limit_memory, need
 
 KEYS_AT_ONCE = 16  # clients' evaluation keys in memory; more are read again from the spool
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WARM = 2**26  # bytes of the largest request that is evaluated once beforehand
 
 
@@ -58,7 +60,7 @@ class Job(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """How it went; `error` is for the client, in one line.
 
-    `keyless` where its keys gave way in the meantime, `full` where the worker's memory did not suffice.
+    `keyless` where its keys gave way in the meantime, `full` where there was no memory or no room on the disk.
     """
 
     error: str | None = None
@@ -96,6 +98,10 @@ class Worker:
         except MemoryError:
             self._drop_keys()
             return Answer(error="the request needs more memory than a worker of this server has", full=True)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return Answer(error="the server has no room for the reply", full=True)
         return Answer()
 
     def _drop_keys(self) -> None:
