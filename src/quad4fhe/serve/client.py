@@ -1,20 +1,17 @@
 """The client of a server: encrypts here, sends ciphertexts, decrypts here.
 
-Decides what is asked again and how long (only what gives the same answer twice: every route of the service does, and a
-request is sent again as the same bytes), and which servers are not trusted: another model than the one that was pinned,
-a plan below 128 bits, a reply longer than the plan says. Cryptography is left to `he`.
+Decides which servers are not trusted (another model than the one that was pinned, a plan below 128 bits, a reply longer
+than the plan says) and how many requests are in flight. Attempts and pauses are left to `wire`, cryptography to `he`.
 """
 
 from __future__ import annotations
 
 import io
-import ipaddress
-import random
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -27,27 +24,18 @@ from numpy.typing import ArrayLike
 from quad4fhe._arrays import Array, IntArray, samples
 from quad4fhe._progress import Progress, silent
 from quad4fhe.circuit.plan import Plan
-from quad4fhe.errors import InputError, MissingExtraError, Quad4FHEError
+from quad4fhe.errors import InputError
 from quad4fhe.he import container
 from quad4fhe.he.container import Kind
 from quad4fhe.he.keys import StoredKey
 from quad4fhe.he.session import Client, ReplyError
 from quad4fhe.mlp import decide
+from quad4fhe.serve.wire import KeylessError, ServiceError, TakenError, Wire
 
-try:
-    import httpx
-except ImportError:
-    raise MissingExtraError("httpx", "serve", "the client of a server") from None
+__all__ = ["Answers", "Remote", "ServiceError"]
 
 _PLAN_BYTES = 2**24
 _IN_MEMORY = 2**26  # bytes of a request that are not written to a temporary file
-_BLOCK = 2**20
-_LONGEST_PAUSE = 30.0
-_AGAIN = (408, 429, 503)  # refused before or without an answer: the same request may succeed later
-
-
-class ServiceError(Quad4FHEError):
-    """The server can't be reached, or refuses; nothing is known about the samples' decisions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,17 +70,11 @@ class Remote:
         verify: Any = True,
         patience: float = 120.0,
     ) -> None:
-        headers = {"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
-        self._patience = patience
-        try:
-            self._http = httpx.Client(base_url=url, headers=headers, verify=verify, timeout=patience)
-            _check_address(url, self._http.base_url, token)
-        except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise InputError(f"{url!r} or its token can't be used: {error}; wanted https://host:port") from None
+        self._wire = Wire(url, token, verify, patience)
         try:
             self.plan = self._fetch_plan(model or self._only_model(), layout)
         except BaseException:
-            self._http.close()
+            self._wire.close()
             raise
 
     def __enter__(self) -> Remote:
@@ -103,7 +85,7 @@ class Remote:
 
     def close(self) -> None:
         """Close the connection."""
-        self._http.close()
+        self._wire.close()
 
     def predict(
         self,
@@ -133,7 +115,7 @@ class Remote:
             nonlocal key_bytes, up, down
             try:
                 data = message.answer.result()
-            except _Keyless:  # the server was started again, or had to make room
+            except KeylessError:  # the server was started again, or had to make room
                 key_bytes += self._give_keys(client)
                 data = self._evaluate(message.body, message.size)
             finally:
@@ -186,118 +168,28 @@ class Remote:
         return plan
 
     def _get(self, path: str) -> bytes:
-        return self._ask("GET", path, None, 0, _PLAN_BYTES)
+        return self._wire.ask("GET", path, None, 0, _PLAN_BYTES)
 
     def _evaluate(self, body: IO[bytes], size: int) -> bytes:
         exact = container.size(self.plan, Kind.reply)
-        return self._ask("POST", f"/models/{self.plan.model_id}/evaluate", body, size, exact)
+        return self._wire.ask("POST", f"/models/{self.plan.model_id}/evaluate", body, size, exact)
 
     def _give_keys(self, client: Client) -> int:
         """Upload evaluation keys unless the server has them; returns the bytes sent."""
         path = f"/models/{self.plan.model_id}/keys/{client.key_id.hex()}"
         try:
-            self._ask("GET", path, None, 0, 0)
+            self._wire.ask("GET", path, None, 0, 0)
             return 0
-        except _Keyless:
+        except KeylessError:
             keys = client.evaluation_keys()
         assert keys is not None
         body, size = _spooled(container.write_keys(self.plan, client.key_id, keys))
         with body:
             try:
-                self._ask("PUT", path, body, size, 0)
-            except _Taken:
+                self._wire.ask("PUT", path, body, size, 0)
+            except TakenError:
                 return 0  # an attempt before this one arrived after all
         return size
-
-    def _ask(self, method: str, path: str, body: IO[bytes] | None, size: int, longest: int) -> bytes:
-        """One message, with pauses and further attempts as long as patience lasts."""
-        deadline = time.monotonic() + self._patience
-        pause = 0.2
-        while True:
-            if body is not None:
-                body.seek(0)
-            try:
-                return self._once(method, path, body, size, longest)
-            except _Later as error:
-                # Jitter, so that clients that were refused together do not come back together.
-                wait = max(error.after, pause * random.uniform(0.5, 1.0))
-                if time.monotonic() + wait > deadline:
-                    raise ServiceError(f"{error}; gave up after {self._patience:g} seconds") from None
-                time.sleep(wait)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _once(self, method: str, path: str, body: IO[bytes] | None, size: int, longest: int) -> bytes:
-        headers = {} if body is None else {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
-        content = None if body is None else _blocks(body)
-        try:
-            with self._http.stream(method, path, content=content, headers=headers) as response:
-                good = response.status_code in (200, 204)
-                data = _bounded(response, longest if good else 2**16)
-        except httpx.TransportError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise ServiceError(f"the server's certificate is not trusted: {error}; see --ca") from None
-            raise _Later(f"the server can't be reached: {error or type(error).__name__}", 0.0) from None
-        if good:
-            return data
-        said = _message(data)
-        status = response.status_code
-        if status in _AGAIN:
-            after = response.headers.get("retry-after", "0")
-            seconds = min(float(after), _LONGEST_PAUSE) if after.isdecimal() else 0.0
-            raise _Later(f"the server is busy ({status}: {said})", seconds)
-        if status == 404 and "quad4fhe-keys" in response.headers:
-            raise _Keyless(said)
-        if status == 409:
-            raise _Taken(said)
-        raise ServiceError(f"the server refused {method} {path.partition('?')[0]} ({status}): {said}")
-
-
-def _check_address(url: str, parsed: httpx.URL, token: str | None) -> None:
-    if parsed.scheme not in ("http", "https"):
-        raise InputError(f"{url!r} is not the address of a server; wanted https://host:port")
-    try:
-        local = ipaddress.ip_address(parsed.host).is_loopback
-    except ValueError:
-        local = parsed.host == "localhost"
-    if token is not None and parsed.scheme == "http" and not local:
-        raise InputError(f"a token would travel to {parsed.host} in the clear; use https://")
-
-
-class _Later(ServiceError):
-    def __init__(self, message: str, after: float) -> None:
-        super().__init__(message)
-        self.after = after
-
-
-class _Keyless(ServiceError):
-    pass
-
-
-class _Taken(ServiceError):
-    pass
-
-
-def _message(data: bytes) -> str:
-    """What the server said, made safe for a terminal."""
-    try:
-        text = str(msgspec.json.decode(data)["error"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        text = "no reason given"
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())[:300]
-
-
-def _bounded(response: httpx.Response, longest: int) -> bytes:
-    out = bytearray()
-    for part in response.iter_raw(_BLOCK):
-        out += part
-        if len(out) > longest:
-            raise ServiceError(f"the server sent more than the {longest} bytes it may; not trusted")
-    return bytes(out)
-
-
-def _blocks(body: IO[bytes]) -> Iterator[bytes]:
-    while block := body.read(_BLOCK):
-        yield block
 
 
 def _spooled(parts: Iterable[bytes]) -> tuple[IO[bytes], int]:
