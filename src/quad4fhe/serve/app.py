@@ -1,7 +1,7 @@
 """The HTTP server: routes, limits, and what each failure is called.
 
-Decides how much may wait and for how long. It reads a container's first bytes only, to find its plan; every payload is
-parsed in a worker process. Who is let in is left to `gate`.
+Decides how much may wait and for how long. Bodies are received by `receive` and parsed in a worker process, while their
+SHA-256 is computed here. Who is let in is left to `gate`.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import container
-from quad4fhe.he.container import HEADER_BYTES, Kind
+from quad4fhe.he.container import Kind
 from quad4fhe.serve.gate import Gate, refusal
 from quad4fhe.serve.hosted import Hosted, catalogue
 from quad4fhe.serve.linger import Linger
 from quad4fhe.serve.metrics import Metrics
 from quad4fhe.serve.openapi import describe_api
 from quad4fhe.serve.pool import DeadlineError, Pool, WorkerLostError
-from quad4fhe.serve.spool import Incoming, KeyStore, Spool, taken
+from quad4fhe.serve.receive import OCTETS, check_head, receive
+from quad4fhe.serve.spool import KeyStore, Spool, taken
 from quad4fhe.serve.worker import Job, ModelJob, Setup
 
 log = logging.getLogger("quad4fhe.serve")
 _BLOCK = 2**20
 KEYLESS = {"Quad4FHE-Keys": "missing"}  # what tells a client that its keys are wanted from other reasons for a 404
-_OCTETS = "application/octet-stream"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +155,8 @@ class Service:
         hosted = self._hosted(request)
         async with self._place(request, hosted.largest(Kind.request)) as deadline:
             with self.spool.slot() as source:
-                plan, claim = await self._receive(request, hosted, Kind.request, source, deadline)
+                plan, claim = await receive(request, hosted, Kind.request, source, deadline)
+                self.metrics.bytes_in.inc(source.stat().st_size)
                 keys = None
                 if plan.layout == "packed":
                     keys = self.keys.find(plan.sha256, claim.key)
@@ -170,7 +170,7 @@ class Service:
                     size = answer.stat().st_size
                     self.metrics.bytes_out.inc(size)
                     return StreamingResponse(
-                        _blocks(taken(answer)), media_type=_OCTETS, headers={"content-length": str(size)}
+                        _blocks(taken(answer)), media_type=OCTETS, headers={"content-length": str(size)}
                     )
                 finally:
                     answer.unlink(missing_ok=True)
@@ -193,7 +193,8 @@ class Service:
         async with self._place(request, hosted.largest(Kind.keys)) as deadline:
             file = self.spool.new()
             try:
-                plan, claim = await self._receive(request, hosted, Kind.keys, file, deadline)
+                plan, claim = await receive(request, hosted, Kind.keys, file, deadline)
+                self.metrics.bytes_in.inc(file.stat().st_size)
                 if claim.key != key_id:
                     raise HTTPException(400, "the keys are named otherwise inside; PUT them under their own name")
                 if self.keys.find(plan.sha256, key_id) is not None or (plan.sha256, key_id) in self._uploading:
@@ -219,7 +220,7 @@ class Service:
     @contextlib.asynccontextmanager
     async def _place(self, request: Request, largest: int) -> AsyncIterator[float]:
         """A place among the requests that are worked on or wait; gives the deadline."""
-        _check_head(request, largest)
+        check_head(request, largest)
         deadline = asyncio.get_running_loop().time() + self.limits.deadline
         if self._busy >= self.limits.workers + self.limits.queue:
             wait = max(1, math.ceil(self.metrics.usual_seconds))  # from queue to answer, so the queue is in it
@@ -235,34 +236,6 @@ class Service:
             raise HTTPException(503, "the server has no room for the request", {"Retry-After": "10"}) from None
         finally:
             self._busy -= 1
-
-    async def _receive(
-        self, request: Request, hosted: Hosted, kind: Kind, target: Path, deadline: float
-    ) -> tuple[Plan, container.Claim]:
-        """Spool a body, and refuse it as soon as it is not what its first bytes claim or too long."""
-        limit = hosted.largest(kind)
-        found: tuple[Plan, container.Claim] | None = None
-        head, seen = b"", 0
-        try:
-            async with asyncio.timeout_at(deadline):
-                with Incoming(target) as file:
-                    async for part in request.stream():
-                        seen += len(part)
-                        if seen > limit:
-                            raise HTTPException(413, f"the body is longer than the {limit} bytes this plan prescribes")
-                        if found is None:
-                            head += part[:HEADER_BYTES]
-                            if len(head) >= HEADER_BYTES:
-                                found = _claimed(head, hosted, kind)
-                                limit = container.size(found[0], kind)
-                        file.write(part)
-                    file.end()
-        except TimeoutError:
-            raise HTTPException(408, f"the upload took longer than {self.limits.deadline:g} seconds") from None
-        self.metrics.bytes_in.inc(seen)
-        if found is None or seen != limit:
-            raise HTTPException(400, f"the body has {seen} bytes, wanted {limit}")
-        return found
 
     async def _checked(self, body: Path, answering: Coroutine[Any, Any, None]) -> None:
         """Compute the SHA-256 of a body here while a worker answers; no answer leaves before both are done."""
@@ -300,30 +273,6 @@ def _damage(body: Path) -> str | None:
 
 def _name(file: Path | None) -> str | None:
     return None if file is None else str(file)
-
-
-def _check_head(request: Request, largest: int) -> None:
-    headers = request.headers
-    if headers.get("content-encoding", "identity") != "identity":
-        raise HTTPException(415, "compressed bodies are not read; ciphertexts do not compress")
-    if headers.get("content-type", "").partition(";")[0].strip() != _OCTETS:
-        raise HTTPException(415, f"the body's content type must be {_OCTETS}")
-    length = headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > largest:
-        raise HTTPException(413, f"the body is longer than {largest} bytes, the most this model takes")
-
-
-def _claimed(head: bytes, hosted: Hosted, kind: Kind) -> tuple[Plan, container.Claim]:
-    try:
-        claim = container.peek(head)
-    except InputError as error:
-        raise HTTPException(400, str(error)) from None
-    plan = hosted.by_hash(claim.plan)
-    if plan is None or claim.model != hosted.model_id:
-        raise HTTPException(400, "the container was made for another plan or model; fetch the plan and encrypt again")
-    if claim.kind is not kind or (kind is Kind.keys and plan.layout != "packed"):
-        raise HTTPException(400, f"the container holds {claim.kind.name}, wanted {kind.name}")
-    return plan, claim
 
 
 async def _blocks(file: BinaryIO) -> AsyncIterator[bytes]:
