@@ -111,6 +111,12 @@ def serve_command(
     queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.", min=0)] = 8,
     deadline: Annotated[float, typer.Option(help="Seconds for a request, upload included.")] = 60.0,
     max_keys: Annotated[int, typer.Option(help="Clients whose evaluation keys are kept.", min=1)] = 64,
+    worker_memory: Annotated[
+        int | None, typer.Option(help="MiB a worker may use; 0: no limit. Default: what its plans can need.", min=0)
+    ] = None,
+    spool: Annotated[
+        Path | None, typer.Option(help="Folder in which requests wait. Default: the system's for temporary files.")
+    ] = None,
     token_file: Annotated[Path | None, typer.Option(help="Let in only who has a token; one a line.")] = None,
     open_to_all: Annotated[bool, typer.Option("--open", help="Let everyone in, also from other machines.")] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for TLS.")] = None,
@@ -128,7 +134,10 @@ def serve_command(
     from quad4fhe.serve.run import Address, Hosted, Limits, read_tokens, serve
 
     address = Address(host=host, port=port, certificate=tls_cert, certificate_key=tls_key)
-    limits = Limits(workers=workers, queue=queue, deadline=deadline, keys=max_keys)
+    if spool is not None and not spool.is_dir():
+        raise InputError(f"{spool} is not a folder; requests wait in it, so make it or name another")
+    most = None if worker_memory is None else worker_memory * 2**20
+    limits = Limits(workers=workers, queue=queue, deadline=deadline, keys=max_keys, memory=most)
     tokens = () if token_file is None else read_tokens(token_file)
     given = [read_plan(file) for file in plans or []]
     hosted: list[Hosted] = []
@@ -153,7 +162,7 @@ def serve_command(
         print_table(f"serving on {url}", lines)
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    serve(hosted, address=address, limits=limits, tokens=tokens, open_to_all=open_to_all, ready=ready)
+    serve(hosted, address=address, limits=limits, tokens=tokens, open_to_all=open_to_all, folder=spool, ready=ready)
 
 
 @app.command("query")
@@ -184,6 +193,7 @@ def query_command(
     replies: Annotated[
         Path | None, typer.Option(help="URL is a folder of requests: read their replies from this one.")
     ] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at once.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -205,7 +215,7 @@ def query_command(
     stored = None if key is None else keys.load(key, _passphrase(passphrase_file, ask_passphrase, confirm=False))
     X, _ = read_samples(data, "test")
     with Reporter() as progress, _remote(url, model, layout, token_file, ca, patience) as remote:
-        found = remote.predict(X, key=stored, clip=clip, progress=progress)
+        found = remote.predict(X, key=stored, clip=clip, concurrency=concurrency, progress=progress)
         plan = remote.plan
     prediction = Prediction(found.decisions, found.logits)
     if out is not None:
