@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from quad4fhe import MissingExtraError
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -18,7 +20,12 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
     for block in BLOCK.findall(page.read_text()):
-        exec(compile(block, str(page), "exec"), scope)
+        try:
+            exec(compile(block, str(page), "exec"), scope)
+        except (MissingExtraError, ModuleNotFoundError) as error:
+            if (error.name or "").split(".")[0] == "quad4fhe":  # a page that names what is not there is wrong
+                raise
+            pytest.skip(f"a block of {page.name} needs a part that is not installed: {error}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
