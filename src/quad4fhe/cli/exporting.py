@@ -48,8 +48,8 @@ def export_command(
     """Write the polynomial model of FIT for other tools.
 
     The ReLU is gone from what is written: an affine map, one square, an affine map, in operations (Gemm, Mul, Add)
-    plain enough for other compilers of encrypted inference. Rounding to float32 can turn decisions that are nearly ties;
-    --check counts them.
+    plain enough for other compilers of encrypted inference. Rounding to float32 can turn decisions that are nearly
+    ties; --check counts them.
 
     Example: quad4fhe export fit.safetensors -o quadratic.onnx
     quad4fhe export fit.safetensors -o quadratic.pt --dtype float32 --check test.npz
