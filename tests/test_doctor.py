@@ -26,7 +26,7 @@ def found(part: Any, name: str) -> Finding:
 def test_a_working_installation_is_healthy(examined: Examination) -> None:
     assert examined.healthy
     names = [finding.name for finding in examined.findings]
-    assert names[:8] == ["quad4fhe", "python", "platform", "wheels", "cores", "memory", "BLAS", "numba"]
+    assert names[:9] == ["quad4fhe", "python", "platform", "wheels", "libraries", "cores", "memory", "BLAS", "numba"]
     checks = [finding for finding in examined.findings if finding.part == selfchecks.PART]
     assert [finding.status for finding in checks] == ["ok"] * 6
     assert {"fast", "sklearn", "onnx", "torch"} <= set(names)
@@ -159,6 +159,13 @@ def test_a_missing_or_old_part_comes_with_the_command_that_adds_it() -> None:
     assert extras._finding("fast", [("numpy", ">=1")]).status == "ok"
 
 
+def test_a_library_that_is_too_old_is_an_illness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "version", lambda package: "0.1" if package == "scipy" else "99")
+    finding = extras.libraries()
+    assert (finding.status, finding.fix) == ("failed", "pip install --upgrade quad4fhe")
+    assert finding.says.startswith("scipy >=")
+
+
 def test_extras_are_read_from_the_metadata_with_those_they_include() -> None:
     lines = [
         "numpy>=1.26",
@@ -168,7 +175,8 @@ def test_extras_are_read_from_the_metadata_with_those_they_include() -> None:
         "ray[default]>=2.9; python_version < '3.14' and extra == 'ray'",
     ]
     needs = extras.requirements(lines)
-    assert set(needs) == {"fast", "all", "sklearn", "ray"}
+    assert set(needs) == {"", "fast", "all", "sklearn", "ray"}
+    assert needs[""] == [("numpy", "", ">=1.26")]
     assert sorted(extras.expanded("all", needs)) == [("numba", ">=0.59"), ("scikit-learn", ">=1.6")]
     assert extras.expanded("ray", needs) == [("ray", ">=2.9")]
 

@@ -95,8 +95,8 @@ def test_the_front_page_lists_every_command_in_one_line(
 # --- mistakes ---------------------------------------------------------------------------------------------------
 
 GOOD = {"MODEL": "model.npz", "CALIB": "calib.npz", "FIT": "fit.safetensors", "FITS": "fit.safetensors"}
-GOOD |= {"DATA": "test.npz", "URL": "http://127.0.0.1:9"}
-FILES = set(GOOD) - {"URL"}
+GOOD |= {"DATA": "test.npz", "URL": "http://127.0.0.1:9", "IN": ".", "OUT": "replies"}
+FILES = set(GOOD) - {"URL", "IN", "OUT"}
 WALK = [
     (name, param.metavar)
     for name, command in COMMANDS.items()

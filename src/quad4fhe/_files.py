@@ -87,6 +87,16 @@ def read_npz(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray[Any, Any]:
     return array
 
 
+def check_writable(path: Path) -> None:
+    """Refuse, before any work is done, a place where no file can be written."""
+    if path.is_dir():
+        raise InputError(f"can't write {path}: it is a folder; name a file inside it")
+    if not path.parent.is_dir():
+        raise InputError(f"can't write {path}: {path.parent} does not exist; make that folder, or name another")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"can't write {path}: {path.parent} is not writable; name another folder")
+
+
 def write_atomically(path: str | Path, data: bytes) -> None:
     """Write beside the target and rename, so that a crash, a full disk or Ctrl-C leaves the old file as it was."""
     try:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from quad4fhe._arrays import samples
-from quad4fhe.cli.app import FitFile, JsonFlag, app, check_folder, print_json, print_table
+from quad4fhe._files import check_writable
+from quad4fhe.cli.app import FitFile, JsonFlag, app, print_json, print_table
 from quad4fhe.data.files import read_samples
 from quad4fhe.exporters import changed_decisions, suffix_of
 from quad4fhe.fit import Fit
@@ -47,8 +48,9 @@ def export_command(
 ) -> None:
     """Write the polynomial model of FIT for other tools.
 
-    The ReLU is gone from what is written: an affine map, one square, an affine map, in operations that every compiler
-    for encrypted inference takes. Rounding to float32 can turn decisions that are nearly ties; --check counts them.
+    The ReLU is gone from what is written: an affine map, one square, an affine map, in operations (Gemm, Mul, Add)
+    plain enough for other compilers of encrypted inference. Rounding to float32 can turn decisions that are nearly
+    ties; --check counts them.
 
     Example: quad4fhe export fit.safetensors -o quadratic.onnx
     quad4fhe export fit.safetensors -o quadratic.pt --dtype float32 --check test.npz
@@ -56,13 +58,14 @@ def export_command(
     Exit 1: with --check: some decisions differ from the fit's (the file is written all the same)
     """
     suffix = suffix_of(out)
-    check_folder(out)
+    check_writable(out)
     fitted = Fit.load(fit_file)
     X = None if check is None else samples("X", read_samples(check, "test")[0], fitted.mlp.features)
     fitted.export(out, dtype=dtype.value, labels=labels)
     document: dict[str, Any] = {"file": str(out), "bytes": out.stat().st_size, "dtype": dtype.value}
     document |= {"family": fitted.family, "regime": fitted.regime, "quadratic_sha256": fitted.model.sha256}
-    lines = [("file", str(out)), ("holds", _WHAT[suffix]), ("numbers", dtype.value)]
+    holds = _WHAT[suffix] + ("; and the decision as a second output" if labels else "")
+    lines = [("file", str(out)), ("holds", holds), ("numbers", dtype.value)]
     lines += [("made from", f"{fitted.family}, {fitted.regime}"), ("model", fitted.model.sha256)]
     changed = 0
     if X is not None:

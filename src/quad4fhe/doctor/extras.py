@@ -22,12 +22,28 @@ _PURPOSE = {
     "serve": "serve and query, keys with a passphrase",
     "ray": "fits and scores on many machines",
     "report": "the report's pictures",
-    "exact": "faster exact arithmetic",
+    "reproduce": "the paper's tables",
+    "download": "the paper's data from its public sources",
     "demo": "quad4fhe demo",
 }
-_DEVELOPERS = frozenset({"test", "docs", "dev"})
+_DEVELOPERS = frozenset({"test", "docs", "notebooks"})
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[([^\]]*)\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?$")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+
+
+def libraries() -> Finding:
+    """The packages that every installation needs, and whether they are new enough."""
+    needs = requirements(distribution("quad4fhe").requires or [])
+    present, absent = _sorted_out([(package, bounds) for package, _, bounds in needs.get("", [])])
+    if absent:
+        return Finding(
+            part="machine",
+            name="libraries",
+            status="failed",
+            says=", ".join(absent),
+            fix="pip install --upgrade quad4fhe",
+        )
+    return Finding(part="machine", name="libraries", status="ok", says=", ".join(present))
 
 
 def findings() -> Iterator[Finding]:
@@ -39,13 +55,16 @@ def findings() -> Iterator[Finding]:
 
 
 def requirements(lines: list[str]) -> dict[str, list[tuple[str, str, str]]]:
-    """(package, its extras, version bounds) by extra, from lines such as `numba>=0.59; extra == 'fast'`."""
+    """(package, its extras, version bounds) by extra, from lines such as `numba>=0.59; extra == 'fast'`.
+
+    What every installation needs is under the empty name.
+    """
     found: dict[str, list[tuple[str, str, str]]] = {}
     for line in lines:
         match = _REQUIREMENT.match(line.strip())
-        extra = _EXTRA.search(match[4] or "") if match else None
-        if match and extra:
-            found.setdefault(extra[1], []).append((match[1], match[2] or "", match[3].strip()))
+        if match:
+            extra = _EXTRA.search(match[4] or "")
+            found.setdefault(extra[1] if extra else "", []).append((match[1], match[2] or "", match[3].strip()))
     return found
 
 
@@ -68,6 +87,15 @@ def expanded(extra: str, needs: dict[str, list[tuple[str, str, str]]]) -> list[t
 
 def _finding(extra: str, packages: list[tuple[str, str]]) -> Finding:
     purpose = _PURPOSE.get(extra, ", ".join(package for package, _ in packages))
+    present, absent = _sorted_out(packages)
+    if not absent:
+        return Finding(part=PART, name=extra, status="ok", says=f"{purpose}: {', '.join(present)}")
+    says = f"{purpose}: without {', '.join(absent)}"
+    return Finding(part=PART, name=extra, status="missing", says=says, fix=f"pip install 'quad4fhe[{extra}]'")
+
+
+def _sorted_out(packages: list[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """Packages that are there, and those that are not or are too old, in words."""
     present, absent = [], []
     for package, bounds in packages:
         try:
@@ -79,10 +107,7 @@ def _finding(extra: str, packages: list[tuple[str, str]]) -> Finding:
             absent.append(f"{package} {bounds} (found {found})")
         else:
             present.append(f"{package} {found}")
-    if not absent:
-        return Finding(part=PART, name=extra, status="ok", says=f"{purpose}: {', '.join(present)}")
-    says = f"{purpose}: without {', '.join(absent)}"
-    return Finding(part=PART, name=extra, status="missing", says=says, fix=f"pip install 'quad4fhe[{extra}]'")
+    return present, absent
 
 
 def too_old(found: str, bounds: str) -> bool:

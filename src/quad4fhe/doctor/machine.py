@@ -16,6 +16,7 @@ from pathlib import Path
 import threadpoolctl
 
 from quad4fhe.circuit.forecast import readable_bytes
+from quad4fhe.doctor import extras
 from quad4fhe.doctor.finding import Finding
 from quad4fhe.he.residues import kernels
 
@@ -32,6 +33,7 @@ def findings() -> Iterator[Finding]:
     libc = " ".join(platform.libc_ver()).strip()
     yield _found("platform", f"{platform.system()} {platform.release()}, {platform.machine()}{libc and ', ' + libc}")
     yield _found("wheels", f"{sysconfig.get_platform()}; SEAL's: {_wheel('seal-python')}")
+    yield extras.libraries()
     yield _cores()
     yield _memory()
     yield _blas()
