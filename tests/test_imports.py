@@ -15,13 +15,13 @@ FLOORS = [
     {"engines"},
     {"mlp", "importers", "data"},
     {"quadratic"},
-    {"exact", "polynomials"},
+    {"exact", "polynomials", "exporters"},
     {"lift", "certificate"},
     {"fit"},
     {"compare", "circuit"},
     {"he"},
     {"serve", "scoring", "experiments", "report"},
-    {"demo", "_terminal", "cli", "__init__"},
+    {"demo", "doctor", "estimator", "_terminal", "cli", "__init__", "__main__"},
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 

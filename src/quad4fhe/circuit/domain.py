@@ -54,7 +54,7 @@ def check_inside(X: ArrayLike, domain: Domain, first_row: int = 0) -> Array:
             raise InputError(
                 f"X[{first_row + rows.start + row}, {feature}] = {chunk[row, feature]:.6g} is outside the box of this "
                 f"plan: feature {feature} must lie in [{low[feature]:.6g}, {high[feature]:.6g}]; "
-                "clip it, drop the sample, or plan with a wider box"
+                "clip it (--clip), drop the sample, or plan with a wider box (--widen 0.2)"
             )
         out[rows] = chunk
     return out

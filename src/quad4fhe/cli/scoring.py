@@ -70,7 +70,12 @@ def score_command(
 ) -> None:
     """Answer every encrypted request in IN by one reply in OUT; run again, it goes on where it ended.
 
-    Damaged requests are named in OUT/quarantine and the rest goes on; the exit code is then 1. No secret key is needed.
+    Damaged requests are named in OUT/quarantine and the rest goes on. No secret key is needed: requests are written,
+    and replies read, by `query` with a folder as its URL.
+
+    Example: quad4fhe score fit.safetensors batches replies --engine local
+
+    Exit 1: some requests were damaged or failed; every other has its reply.
     """
     given = None if plan is None else read_plan(plan)
     # Ray prints what it has to say about dead workers on standard output, which is for the result alone.

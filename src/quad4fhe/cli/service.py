@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from quad4fhe._files import opened, parsing
+from quad4fhe._files import check_writable, opened, parsing
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
-from quad4fhe.cli.app import JsonFlag, app, check_folder, print_json, print_table, say, write_text
+from quad4fhe.cli.app import JsonFlag, app, print_json, print_table, say, write_text
 from quad4fhe.cli.encrypted import LayoutName, PrecisionName, PrecisionOption, WidenOption, csv_text, make_plan
 from quad4fhe.data.files import read_samples
 from quad4fhe.errors import InputError
@@ -52,7 +52,7 @@ LayoutChoice = Annotated[QueryLayout | None, typer.Option(help="Which of the ser
 
 @app.command("keygen")
 def keygen_command(
-    key: Annotated[Path, typer.Argument(help="The key file to write.", show_default=False)],
+    key: Annotated[Path, typer.Argument(metavar="KEY", help="The key file to write.", show_default=False)],
     plan: Annotated[Path | None, typer.Option(help="Make it for this plan (from `quad4fhe plan --json`).")] = None,
     server: Annotated[str | None, typer.Option(help="Make it for the plan of this server.")] = None,
     model: ModelOption = None,
@@ -64,7 +64,14 @@ def keygen_command(
     ca: CaOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Make a secret key, for its owner's eyes only; it stays on this machine."""
+    """Make a secret key, for its owner's eyes only; it stays on this machine.
+
+    A key belongs to the primes of one plan: say which with --plan or --server. An existing key is never overwritten;
+    --rotate puts a new one in its place and keeps the old under a dated name.
+
+    Example: quad4fhe keygen own.key --server https://host:8443 --token-file token --ask-passphrase
+    quad4fhe keygen own.key --plan plan.json
+    """
     if [plan is not None, server is not None, rotate].count(True) != 1:
         raise InputError("say what the key is for: one of --plan FILE, --server URL or --rotate")
     passphrase = _passphrase(passphrase_file, ask_passphrase, confirm=not rotate)
@@ -88,7 +95,9 @@ def keygen_command(
 
 @app.command("serve")
 def serve_command(
-    fits: Annotated[list[Path], typer.Argument(help="Fit files made by `quad4fhe fit`.", show_default=False)],
+    fits: Annotated[
+        list[Path], typer.Argument(metavar="FITS", help="Fit files made by `quad4fhe fit`.", show_default=False)
+    ],
     plans: Annotated[
         list[Path] | None, typer.Option("--plan", help="Use this plan (from `quad4fhe plan --json`); repeatable.")
     ] = None,
@@ -102,17 +111,33 @@ def serve_command(
     queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.", min=0)] = 8,
     deadline: Annotated[float, typer.Option(help="Seconds for a request, upload included.")] = 60.0,
     max_keys: Annotated[int, typer.Option(help="Clients whose evaluation keys are kept.", min=1)] = 64,
+    worker_memory: Annotated[
+        int | None, typer.Option(help="MiB a worker may use; 0: no limit. Default: what its plans can need.", min=0)
+    ] = None,
+    spool: Annotated[
+        Path | None, typer.Option(help="Folder in which requests wait. Default: the system's for temporary files.")
+    ] = None,
     token_file: Annotated[Path | None, typer.Option(help="Let in only who has a token; one a line.")] = None,
     open_to_all: Annotated[bool, typer.Option("--open", help="Let everyone in, also from other machines.")] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Answer encrypted requests for the models in FITS until stopped; nothing is ever decrypted here."""
+    """Answer encrypted requests for the models in FITS until stopped.
+
+    Nothing is ever decrypted here. Without --host only this machine can reach it; beyond it, tokens are asked for.
+    Ctrl-C or SIGTERM end it: nothing new is taken, and what was accepted is answered.
+
+    Example: quad4fhe serve fit.safetensors
+    quad4fhe serve fit.safetensors --host 0.0.0.0 --token-file tokens --tls-cert cert.pem --tls-key key.pem
+    """
     from quad4fhe.serve.run import Address, Hosted, Limits, read_tokens, serve
 
     address = Address(host=host, port=port, certificate=tls_cert, certificate_key=tls_key)
-    limits = Limits(workers=workers, queue=queue, deadline=deadline, keys=max_keys)
+    if spool is not None and not spool.is_dir():
+        raise InputError(f"{spool} is not a folder; requests wait in it, so make it or name another")
+    most = None if worker_memory is None else worker_memory * 2**20
+    limits = Limits(workers=workers, queue=queue, deadline=deadline, keys=max_keys, memory=most)
     tokens = () if token_file is None else read_tokens(token_file)
     given = [read_plan(file) for file in plans or []]
     hosted: list[Hosted] = []
@@ -137,15 +162,20 @@ def serve_command(
         print_table(f"serving on {url}", lines)
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    serve(hosted, address=address, limits=limits, tokens=tokens, open_to_all=open_to_all, ready=ready)
+    serve(hosted, address=address, limits=limits, tokens=tokens, open_to_all=open_to_all, folder=spool, ready=ready)
 
 
 @app.command("query")
 def query_command(
     url: Annotated[
-        str, typer.Argument(help="The server, as https://host:port; or a folder for files.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="URL", help="The server, as https://host:port; or a folder for files.", show_default=False
+        ),
     ],
-    data: Annotated[Path, typer.Argument(help="Samples: .npz (X), .npy, .csv or .parquet.", show_default=False)],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Samples: .npz (X), .npy, .csv or .parquet.", show_default=False)
+    ],
     model: ModelOption = None,
     layout: LayoutChoice = None,
     key: Annotated[Path | None, typer.Option(help="A kept key (keygen); otherwise one for this call alone.")] = None,
@@ -163,15 +193,22 @@ def query_command(
     replies: Annotated[
         Path | None, typer.Option(help="URL is a folder of requests: read their replies from this one.")
     ] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at once.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Encrypt DATA here, let the server at URL decide, decrypt here. Never send the logits back to the server.
+    """Encrypt DATA here, let the server at URL decide, decrypt here.
 
+    Never send the decrypted logits back to the server: SECURITY.md says why. --model accepts one model only.
     Without a server: write requests into a folder (--plan), have it answered (`score`), read the replies (--replies).
+
+    Example: quad4fhe query http://127.0.0.1:8443 test.npz -o decisions.csv
+    quad4fhe query https://host:8443 test.npz --key own.key --token-file token --model ID
+    quad4fhe query batches test.npz --plan plan.json --key own.key
+    quad4fhe query batches test.npz --replies replies --key own.key
     """
     if out is not None:
-        check_folder(out)
+        check_writable(out)
     if plan_file is not None or replies is not None:
         _query_folder(url, data, plan_file, replies, key, passphrase_file, ask_passphrase, clip, out, json)
         return
@@ -180,7 +217,7 @@ def query_command(
     stored = None if key is None else keys.load(key, _passphrase(passphrase_file, ask_passphrase, confirm=False))
     X, _ = read_samples(data, "test")
     with Reporter() as progress, _remote(url, model, layout, token_file, ca, patience) as remote:
-        found = remote.predict(X, key=stored, clip=clip, progress=progress)
+        found = remote.predict(X, key=stored, clip=clip, concurrency=concurrency, progress=progress)
         plan = remote.plan
     prediction = Prediction(found.decisions, found.logits)
     if out is not None:
@@ -267,5 +304,7 @@ def _passphrase(file: Path | None, ask: bool, *, confirm: bool) -> str | None:
         return _first_line(file, "passphrase")
     if not ask:
         return None
+    if not sys.stdin.isatty():
+        raise InputError("there is no terminal to ask for the passphrase on; write it to a file for --passphrase-file")
     typed: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
     return typed
