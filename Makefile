@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/.demo
 	$(BIN)/quad4fhe demo
+	@echo "To have quad4fhe at hand in this terminal, first: . $(BIN)/activate"
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .
