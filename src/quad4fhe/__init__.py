@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from quad4fhe.certificate import Certificate, Evidence, Verified, verify
 from quad4fhe.circuit.describe import describe
 from quad4fhe.circuit.plan import Plan, plan
@@ -20,6 +22,9 @@ from quad4fhe.mlp import MLP
 from quad4fhe.polynomials import Comparison
 from quad4fhe.quadratic import QuadraticModel
 
+if TYPE_CHECKING:
+    from quad4fhe.estimator import QuadraticReplacement
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -36,6 +41,7 @@ __all__ = [
     "Plan",
     "Quad4FHEError",
     "QuadraticModel",
+    "QuadraticReplacement",
     "ReplyError",
     "Server",
     "TargetNotReachedError",
@@ -46,3 +52,12 @@ __all__ = [
     "plan",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """QuadraticReplacement, loaded when it is asked for, as it needs scikit-learn."""
+    if name == "QuadraticReplacement":
+        from quad4fhe.estimator import QuadraticReplacement
+
+        return QuadraticReplacement
+    raise AttributeError(f"module 'quad4fhe' has no attribute {name!r}")

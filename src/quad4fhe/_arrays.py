@@ -68,7 +68,9 @@ def samples(name: str, value: ArrayLike, columns: int) -> NDArray[Any]:
             f"{name} has shape {array.shape}, wanted (samples, {columns}); for one sample use X.reshape(1, -1)"
         )
     if array.shape[1] != columns:
-        raise InputError(f"{name} has {array.shape[1]} columns, but the model takes {columns} features")
+        raise InputError(
+            f"{name} has {array.shape[1]} columns, but the model takes {columns} features; check which belongs to which"
+        )
     return array
 
 

@@ -1,11 +1,13 @@
-"""The one place where a file that cannot be read becomes one line for the user.
+"""The one place where a file that cannot be read or written becomes one line for the user.
 
-Decides how the path and the reason are worded. Which formats exist, and what their contents mean, is left to
-`importers` (models) and `data` (samples).
+Decides how the path and the reason are worded, and that a file is written whole or not at all. Which formats exist,
+and what their contents mean, is left to `importers` (models) and `data` (samples).
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,3 +85,36 @@ def read_npz(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray[Any, Any]:
     with parsing(f"the array {key!r} of the .npz archive", "object arrays and damaged archives are refused"):
         array: np.ndarray[Any, Any] = archive[key]
     return array
+
+
+def write_atomically(path: str | Path, data: bytes) -> None:
+    """Write beside the target and rename, so that a crash, a full disk or Ctrl-C leaves the old file as it was."""
+    try:
+        _write(Path(path), data)
+    except OSError as error:
+        raise InputError(f"can't write {path}: {error.strerror or error}; nothing was changed there") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    if path.exists() and not path.is_file() and not path.is_dir():  # /dev/stdout, /dev/null, a named pipe
+        path.write_bytes(data)
+        return
+    path = path.resolve()  # a link stays a link
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """The permissions a new file must not have; the system tells only while it is changed."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -95,7 +95,7 @@ def test_samples_outside_the_box_are_refused_or_clipped(running, fit, tmp_path, 
     [
         (("keygen", "x.key"), "one of --plan FILE, --server URL or --rotate"),
         (("keygen", "x.key", "--plan", "none.json"), "no such file"),
-        (("serve", "none.safetensors"), "can't read"),
+        (("serve", "none.safetensors"), "none.safetensors: no such file"),
         (("serve", "none.safetensors", "--tls-cert", "x.pem"), "give both, or neither"),
         (("serve", "none.safetensors", "--token-file", "none"), "can't read the tokens"),
         (("serve", "none.safetensors", "--deadline", "0"), "limits out of range"),

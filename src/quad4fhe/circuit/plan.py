@@ -128,7 +128,7 @@ class Plan:
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
-            raise InputError(f"not a plan of this library: {error}") from None
+            raise InputError(f"not a plan of this library ({error}); make one with: quad4fhe plan FIT --json") from None
 
 
 def _check_ranges(plan: Plan) -> None:

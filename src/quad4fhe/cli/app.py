@@ -1,6 +1,7 @@
 """The frame of the command line: options that commands share, how results are printed, how errors end.
 
-Exit codes: 0 success, 1 the answer is no (a certificate that fails, a target not reached), 2 bad input.
+Exit codes: 0 success, 1 the answer is no (a certificate that fails, a target not reached), 2 bad input, 130 Ctrl-C.
+How a manual page looks is left to `manual`.
 """
 
 from __future__ import annotations
@@ -18,29 +19,51 @@ from rich.console import Console
 from rich.table import Table
 
 import quad4fhe
+from quad4fhe._files import one_line, write_atomically
+from quad4fhe.cli.manual import WIDTH, Manual
 from quad4fhe.errors import CertificateError, FitError, InputError, Quad4FHEError, TargetNotReachedError
 
-app = typer.Typer(
+app = Manual(
     name="quad4fhe",
-    help="Run a trained one-hidden-layer ReLU classifier on encrypted data, keeping its decisions.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
 _INTERRUPTED = 130  # what shells expect of a command ended by Ctrl-C
+_UNREAD = 141  # ... and of one whose output nobody reads to the end, as in `quad4fhe ... | head`
+_OF_THE_SYSTEM = {getattr(errno, name) for name in ("EACCES", "EPERM", "ENOENT", "EISDIR", "ENOTDIR", "EROFS", "ELOOP")}
+_OF_THE_SYSTEM |= {errno.ENAMETOOLONG, errno.EMFILE}
 _ANSWER_IS_NO = (CertificateError, FitError, TargetNotReachedError)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 ModelFile = Annotated[
-    Path, typer.Argument(help="The model: .npz, .safetensors, .onnx, .pt or .pth.", show_default=False)
+    Path, typer.Argument(metavar="MODEL", help="The model: .npz, .safetensors, .onnx, .pt or .pth.", show_default=False)
 ]
 CalibFile = Annotated[
-    Path, typer.Argument(help="Calibration data: .npz (X), .npy, .csv or .parquet.", show_default=False)
+    Path,
+    typer.Argument(metavar="CALIB", help="Calibration data: .npz (X), .npy, .csv or .parquet.", show_default=False),
 ]
-FitFile = Annotated[Path, typer.Argument(help="A fit file made by `quad4fhe fit`.", show_default=False)]
+FitFile = Annotated[Path, typer.Argument(metavar="FIT", help="A fit file made by `quad4fhe fit`.", show_default=False)]
 
 
-@app.callback(invoke_without_command=True)
+ROOT_EPILOG = """\b
+A first run:
+  quad4fhe demo
+
+\b
+From a model to an encrypted prediction:
+  quad4fhe fit model.onnx calib.npz -o fit.safetensors
+  quad4fhe verify fit.safetensors calib.npz
+  quad4fhe plan fit.safetensors --calib calib.npz
+  quad4fhe predict fit.safetensors test.npz --encrypted
+
+Every command has a page of its own, `quad4fhe COMMAND --help`, takes --json, and exits 0 on success, 1 when the answer
+is no, 2 on bad input, 130 on Ctrl-C. NO_COLOR=1 turns colour off; `--install-completion` lets the shell complete
+commands and options."""
+
+
+@app.callback(invoke_without_command=True, epilog=ROOT_EPILOG)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
@@ -63,17 +86,18 @@ def print_table(title: str, lines: list[tuple[str, str]]) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse, before any work is done, a file in a folder that does not exist."""
+    """Refuse, before any work is done, a place where no file can be written."""
+    if path.is_dir():
+        raise InputError(f"can't write {path}: it is a folder; name a file inside it")
     if not path.parent.is_dir():
-        raise InputError(f"can't write {path}: {path.parent} does not exist")
+        raise InputError(f"can't write {path}: {path.parent} does not exist; make that folder, or name another")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"can't write {path}: {path.parent} is not writable; name another folder")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, or say in one line why not."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"can't write {path}: {error.strerror or error}") from None
+    """Write a text file whole or not at all, or say in one line why not."""
+    write_atomically(path, text.encode())
 
 
 def say(text: str) -> None:
@@ -90,27 +114,65 @@ def print_json(document: Any) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; every error a user can cause is one line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    json = "--json" in words
+    try:
+        return _run(words, json)
+    except OSError as error:
+        return _of_the_system(error, json)
+
+
+def _run(words: list[str], json: bool) -> int:
     try:
         code = app(args=words, prog_name="quad4fhe", standalone_mode=False)
+        sys.stdout.flush()
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except Quad4FHEError as error:
-        return _fail(str(error), 1 if isinstance(error, _ANSWER_IS_NO) else 2, "--json" in words)
+        return _fail(str(error), 1 if isinstance(error, _ANSWER_IS_NO) else 2, json)
     except KeyboardInterrupt:
-        return _fail("interrupted", _INTERRUPTED, "--json" in words)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EPIPE):
+        return _fail("interrupted", _INTERRUPTED, json)
+    except typer.Abort as error:  # a question that was not answered
+        if isinstance(error.__context__, KeyboardInterrupt):
+            return _fail("interrupted", _INTERRUPTED, json)
+        return _fail("a question got no answer: answer it, or give the file that the command's --help names", 2, json)
+    except MemoryError as error:
+        return _fail(f"not enough memory ({one_line(error)}); use fewer samples, or a larger machine", 2, json)
+    except SystemExit as error:  # Typer and Rich end so when a pipe breaks
+        if not isinstance(error.__context__, BrokenPipeError):
             raise
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - so that the interpreter's last flush does not fail again
-        return _fail(f"the output could not be written: {error.strerror}", 2, json=False)
+        return _unread()
+    except OSError:
+        raise
     except Exception as error:
         # Typer reports what it could not parse with its own classes, whose package depends on its version.
         show = getattr(error, "format_message", None)
         if show is None:
             raise
-        message = show()
-        return _fail(f"{message} (see quad4fhe --help)", 2, "--json" in words) if message else 2
+        message, context = show(), getattr(error, "ctx", None)
+        page = getattr(context, "command_path", "quad4fhe")
+        return _fail(f"{message} (see {page} --help)", 2, json) if message else 2
+
+
+def _of_the_system(error: OSError, json: bool) -> int:
+    if error.errno == errno.EPIPE:
+        return _unread()
+    if error.errno == errno.ENOSPC:
+        _discard_output()
+        return _fail(f"the output could not be written: {error.strerror}", 2, json=False)
+    if error.errno in _OF_THE_SYSTEM and error.filename is not None:
+        return _fail(f"{error.filename}: {error.strerror}; check the path and its permissions", 2, json)
+    raise error
+
+
+def _unread() -> int:
+    """Nobody reads on, as after `| head`: that is no mistake, so nothing is said."""
+    _discard_output()
+    return _UNREAD
+
+
+def _discard_output() -> None:
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - so that the interpreter's last flush does not fail again
 
 
 def _fail(message: str, code: int, json: bool) -> int:

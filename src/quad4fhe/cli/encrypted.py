@@ -89,7 +89,15 @@ def plan_command(
     calib: CalibOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Choose every encryption parameter for FIT_FILE and say in words what it will cost and what could change."""
+    """Choose every encryption parameter for FIT, and say what it costs.
+
+    Ring, primes, scales and layout follow from the fit's margins and the range of its inputs; time and bytes are
+    forecast for this machine. With --calib the error is bounded on the samples themselves, which allows cheaper
+    parameters. --json gives the plan that `keygen` and `serve` take.
+
+    Example: quad4fhe plan fit.safetensors --samples 2048 --calib calib.npz
+    quad4fhe plan fit.safetensors --layout packed --json > plan.json
+    """
     with Reporter() as progress:
         progress("plan", 0, 0)
         made = make_plan(Fit.load(fit_file), samples, layout, precision, widen, calib)
@@ -102,7 +110,9 @@ def plan_command(
 @app.command("predict")
 def predict_command(
     fit_file: FitFile,
-    data: Annotated[Path, typer.Argument(help="Samples: .npz (X, optional y), .npy, .csv or .parquet.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Samples: .npz (X, optional y), .npy, .csv or .parquet.")
+    ],
     encrypted: Annotated[
         bool, typer.Option("--encrypted", help="Really encrypt, evaluate and decrypt (CKKS).")
     ] = False,
@@ -116,7 +126,14 @@ def predict_command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Decide DATA with the polynomial model of FIT_FILE, in the clear or, with --encrypted, under real encryption."""
+    """Decide DATA with the polynomial model of FIT, in the clear or encrypted.
+
+    With --encrypted the samples are really encrypted, evaluated and decrypted, all on this machine. Encrypted inputs
+    must lie in the box of the calibration data: --widen makes it larger, --clip moves what lies outside to its edge.
+
+    Example: quad4fhe predict fit.safetensors test.npz -o decisions.csv
+    quad4fhe predict fit.safetensors test.npz --encrypted --widen 0.5 --clip
+    """
     if out is not None:
         check_folder(out)
     if not encrypted and (clip or widen or calib is not None):
@@ -167,7 +184,13 @@ def bench_command(
     minimum: Annotated[bool, typer.Option(help="Minimum feasible configuration, down to N = 2^12.")] = True,
     json: JsonFlag = False,
 ) -> None:
-    """Run the paper's encrypted experiments on MODEL: its circuit for Square, Quad and Remez, and our folded one."""
+    """Run the paper's encrypted experiments on MODEL.
+
+    The paper's circuit for Square, Quad and Remez, and our folded one: how precise each is at which scale, and the
+    smallest parameters at which it works. Minutes, not seconds; --samples bounds it.
+
+    Example: quad4fhe bench model.onnx calib.npz --test test.npz --samples 8 --no-sweep
+    """
     if not (sweep or minimum):
         raise InputError("--no-sweep and --no-minimum together leave nothing to run; drop one of them")
     with Reporter() as progress:

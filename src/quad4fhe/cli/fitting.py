@@ -27,6 +27,7 @@ from quad4fhe.cli.app import (
 from quad4fhe.data.files import read_samples
 from quad4fhe.fit import Fit, fit
 from quad4fhe.fit.result import check_fit_path
+from quad4fhe.fit.words import verdict
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomials import comparison_table
 
@@ -76,7 +77,18 @@ def fit_command(
     seed: Annotated[int, typer.Option(help="Seed of the polish and the folds.", min=0)] = 2026,
     json: JsonFlag = False,
 ) -> None:
-    """Replace the ReLU of MODEL by a quadratic that keeps its decisions on CALIB, with a certificate."""
+    """Replace the ReLU of MODEL by a quadratic that keeps its decisions.
+
+    The decisions to keep are the model's own on CALIB, the calibration data; labels in it are not used. The result is
+    one file with the polynomial model, how it was found, and a certificate: lossless (every decision is kept, exactly),
+    or measured (which ones are lost, and where none could do better, the samples that prove it). --family auto goes
+    beyond one shared quadratic and often keeps more, at the same cost under encryption.
+
+    Example: quad4fhe fit model.onnx calib.npz -o fit.safetensors --test test.npz
+    quad4fhe fit model.npz calib.csv --family auto --target-agreement 0.99
+
+    Exit 1: the target is not reached, or the regime that was asked for has no solution; nothing is written
+    """
     check_fit_path(out)  # before the work, not after it
     with Reporter() as progress:
         mlp = MLP.load(model)
@@ -109,7 +121,15 @@ def verify_command(
     model: Annotated[Path | None, typer.Option(help="Also check that the fit was made for this model.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Recheck the certificate of FIT_FILE against its calibration data, exactly and without the solvers."""
+    """Recheck the certificate of FIT, exactly and without the solvers.
+
+    CALIB must be the data the fit was made on: the certificate names its SHA-256. What floating point can't settle is
+    decided in whole numbers, so the answer does not depend on the machine.
+
+    Example: quad4fhe verify fit.safetensors calib.npz --model model.onnx
+
+    Exit 1: the certificate does not hold for this data or model, or the file was changed
+    """
     with Reporter() as progress:
         fitted = Fit.load(fit_file)
         mlp = None if model is None else MLP.load(model)
@@ -131,7 +151,13 @@ def compare_command(
     seed: Annotated[int, typer.Option(help="Seed of the polish.")] = 2026,
     json: JsonFlag = False,
 ) -> None:
-    """Show what each way of replacing ReLU keeps of MODEL and what it costs: ours and the published baselines."""
+    """Show what each way of replacing ReLU keeps of MODEL, and its cost.
+
+    One row for each of Square, least squares, Remez, OLA, Precise and the fitted quadratics: agreement with the ReLU
+    model, accuracy where there are labels, degree and depth.
+
+    Example: quad4fhe compare model.onnx calib.npz --test test.npz --csv table.csv
+    """
     if csv is not None:
         check_folder(csv)
     with Reporter() as progress:
@@ -152,7 +178,12 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where the demo writes its files.")] = Path("demo"),
     json: JsonFlag = False,
 ) -> None:
-    """Train a small classifier on data of scikit-learn, replace its ReLU, verify, and predict encrypted."""
+    """Train a small classifier, replace its ReLU, verify, predict encrypted, write a page about it.
+
+    The data comes with scikit-learn. Model, data, fit and page are left in a folder for further commands.
+
+    Example: quad4fhe demo
+    """
     from quad4fhe.demo import run_demo
 
     with Reporter() as progress:
@@ -165,16 +196,26 @@ def demo(
             {**document, **encrypted, "accuracy": accuracy, "files": {k: str(v) for k, v in shown.files.items()}}
         )
         return
-    say("A classifier with 64 ReLU units was trained on the breast-cancer data; each ReLU became one quadratic.")
-    print_table("fit", shown.fit.summary())
-    print_table("certificate holds", describe_verified(shown.verified))
-    print_table("encryption plan", [("", line) for line in quad4fhe.describe(shown.plan).splitlines()])
-    print_table("encrypted prediction of the test part", shown.prediction.summary())
+    say("A classifier with 64 ReLU units was trained on the breast-cancer data; each ReLU became one quadratic.\n")
+    chain, words = shown.plan.chain, dict(shown.prediction.summary())
     accuracies = (shown.relu_accuracy, shown.encrypted_accuracy)
-    say("Test accuracy: {:.2%} with ReLU in the clear, {:.2%} with the quadratic under encryption.".format(*accuracies))
+    lines = [
+        ("fit", verdict(shown.fit)),
+        ("certificate", f"{shown.verified.statement}, rechecked exactly and without the solvers"),
+        (
+            "encryption",
+            f"CKKS, layout {shown.plan.layout}, ring N = {chain.ring}, {chain.bits} bits (128-bit security)",
+        ),
+        ("encrypted run", f"{words['changed']} ({shown.prediction.decisions.size} test samples)"),
+        ("accuracy", "{:.2%} with ReLU in the clear, {:.2%} encrypted with the quadratic".format(*accuracies)),
+        ("traffic", words["traffic"]),
+        ("CPU time", words["CPU time"]),
+    ]
+    print_table("demo", lines)
     files = shown.files
     say(f"Try it yourself: quad4fhe fit {files['model']} {files['calibration']} --test {files['test']}")
     say(f"             or: quad4fhe predict {files['fit']} {files['test']} --encrypted --widen 0.5 --clip")
+    say(f"\nThe page that explains it all is {files['report']}: open it in a browser.")
 
 
 def describe_verified(verified: quad4fhe.Verified) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import html
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,12 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array, IntArray, samples
+from quad4fhe._files import opened, write_atomically
 from quad4fhe.certificate import Certificate, no_room
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import decisions
 from quad4fhe.fit.diagnostics import Agreement, Diagnostics
+from quad4fhe.fit.words import percent, verdict
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
 
@@ -113,14 +114,46 @@ class Fit:
         checked = samples("X", X, self.mlp.features)
         return count_agreement(self.mlp, self.model, checked)
 
+    def to_onnx(self, path: str | Path | None = None, *, dtype: str = "float64", labels: bool = False) -> Any:
+        """The polynomial model as an onnx.ModelProto (Gemm, Mul, Add alone), also written to `path` where one is given.
+
+        `labels` adds the decision as a second output. In float32 decisions within rounding of a tie may differ.
+        """
+        from quad4fhe.exporters import onnx
+
+        proto = onnx.to_model(self.model, self._origin(), dtype, labels)
+        if path is not None:
+            onnx.write(proto, path)
+        return proto
+
+    def to_torch(self, *, dtype: str = "float64") -> Any:
+        """The polynomial model as a torch module in evaluation mode: linear layers and one square."""
+        from quad4fhe.exporters import torch
+
+        return torch.to_module(self.model, dtype)
+
+    def export(self, path: str | Path, *, dtype: str = "float64", labels: bool = False) -> None:
+        """Write the polynomial model for other tools; the suffix says how (.onnx, .pt, .npz)."""
+        from quad4fhe.exporters import export
+
+        export(self.model, path, self._origin(), dtype=dtype, labels=labels)
+
+    def _origin(self) -> Any:
+        from quad4fhe.exporters import Origin
+
+        return Origin(
+            family=self.family,
+            regime=self.regime,
+            quadratic_sha256=self.model.sha256,
+            relu_model_sha256=self.mlp.sha256,
+            calibration_sha256=self.certificate.calibration_sha256,
+            quad4fhe=self.versions["quad4fhe"],
+        )
+
     def save(self, path: str | Path) -> None:
         """Write the fit to one .safetensors file, whole or not at all."""
         path = check_fit_path(path)
-        data = self.to_bytes()
-        try:
-            _write_atomically(path, data)
-        except OSError as error:
-            raise InputError(f"can't write {path}: {error.strerror or error}; nothing was changed there") from None
+        write_atomically(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """The content of a fit file."""
@@ -132,11 +165,8 @@ class Fit:
     @classmethod
     def load(cls, path: str | Path) -> Fit:
         """Read a fit file; raises CertificateError if it was changed after it was written."""
-        path = Path(path)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise InputError(f"can't read {path}: {error.strerror or error}") from None
+        with opened(path) as file:
+            data = file.read_bytes()
         return cls.from_bytes(data, str(path))
 
     @classmethod
@@ -217,10 +247,10 @@ class Fit:
         else:
             tau = f", tau {self.tau:.6g}" if self.tau else ""
             lines.append(("coefficients", f"alpha {self.alpha:.6g}, beta {self.beta:.6g}, eta {self.eta:.6g}{tau}"))
-        kept = f"{100 * d.calibration.agreement:.2f}% of {d.samples} decisions kept"
+        kept = f"{percent(d.calibration.agreement)} of {d.samples} decisions kept"
         lines.append(("calibration", f"{kept}, {d.calibration.mismatches} lost"))
         if d.test is not None:
-            kept = f"{100 * d.test.agreement:.2f}% of {d.test.samples} decisions kept"
+            kept = f"{percent(d.test.agreement)} of {d.test.samples} decisions kept"
             lines.append(("test", f"{kept}, {d.test.mismatches} lost"))
         for trial in d.families:
             chosen = " (chosen)" if trial.family == self.family and len(d.families) > 1 else ""
@@ -243,11 +273,12 @@ class Fit:
         return f"Fit(family={self.family!r}, regime={self.regime!r}, {kept}, {self.certificate.statement})"
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr align='left'><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+        cell = "style='text-align: left'"
+        rows = "".join(
+            f"<tr><th scope='row' {cell}>{html.escape(name)}</th><td {cell}>{html.escape(value)}</td></tr>"
             for name, value in self.summary()
         )
-        return f"<table><caption>quad4fhe fit</caption>{cells}</table>"
+        return f"<p>{html.escape(verdict(self))}</p><table>{rows}</table>"
 
 
 def count_agreement(mlp: MLP, model: QuadraticModel, X: Any, name: str = "X") -> Agreement:
@@ -267,6 +298,8 @@ def check_fit_path(path: str | Path) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"would be in {path.parent}, which does not exist"
         raise InputError(f"{path} {what}; choose a file in an existing folder")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"can't write {path}: {path.parent} is not writable; choose another folder")
     return path
 
 
@@ -286,26 +319,3 @@ def _digest(manifest: bytes, tensors: dict[str, Array]) -> str:
 def _envelope(data: bytes) -> Envelope:
     header = msgspec.json.decode(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return msgspec.json.decode(header["__metadata__"][_KEY], type=Envelope)
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Write beside the target and rename, so that a crash or a full disk leaves the old file as it was."""
-    path = path.resolve()  # a link stays a link
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    """The permissions a new file must not have; the system tells only while it is changed."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

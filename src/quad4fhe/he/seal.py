@@ -203,6 +203,11 @@ def _make(chain: Chain) -> Any:
     return context
 
 
+def found_version() -> str:
+    """The version of the installed SEAL binding."""
+    return str(seal.__version__)
+
+
 @cache
 def check_layout() -> None:
     """Check once that SEAL's raw bytes lie where this file reads them; raise SealError if not.
@@ -210,7 +215,7 @@ def check_layout() -> None:
     Own header and residues must equal SEAL's bytes exactly, and a ciphertext changed on the residues (doubled) must
     decrypt to the doubled values: offsets, order of polynomials and primes, and NTT form are all in that one check.
     """
-    found = str(seal.__version__)
+    found = found_version()
     if tuple(found.split(".")[:2]) != tuple(map(str, WANTED)):
         raise SealError(
             f"found seal-python {found}, wanted {WANTED[0]}.{WANTED[1]}.x: pip install 'seal-python>=4.4,<4.5'"

@@ -107,7 +107,7 @@ def _classify(chain: Chain, label: str, classifier: Any) -> MLP:
     if classifier.out_activation_ == "logistic" and classifier.n_outputs_ > 1:
         raise InputError(f"{label} is multilabel ({classifier.n_outputs_} labels); supported: one class per sample")
     if len(classifier.classes_) < 2:
-        raise InputError(f"{label} was fitted on a single class; wanted at least two")
+        raise InputError(f"{label} was fitted on one class; wanted at least two")
     (first, second), (first_bias, second_bias) = classifier.coefs_, classifier.intercepts_
     chain = chain.linear(f"the hidden layer of {label}", first.T, first_bias).relu(label)
     return chain.linear(f"the output layer of {label}", second.T, second_bias).mlp()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from quad4fhe._files import one_line
 from quad4fhe.errors import InputError, MissingExtraError
 
 try:
@@ -86,7 +87,11 @@ def serve(
     listener = _listen(address)
     host = f"[{address.host}]" if ":" in address.host else address.host
     url = f"{'http' if address.certificate is None else 'https'}://{host}:{listener.getsockname()[1]}"
-    service = Service(hosted, limits, tokens, folder, lambda: ready(url))
+
+    def stop() -> None:
+        server.should_exit = True
+
+    service = Service(hosted, limits, tokens, folder, lambda: ready(url), stop)
     config = uvicorn.Config(
         service.app(),
         log_config=None,
@@ -103,7 +108,15 @@ def serve(
     )
     server = uvicorn.Server(config)
     with listener:
+        try:
+            config.load()
+        except OSError as error:  # of which those of ssl are a kind
+            raise InputError(
+                f"{address.certificate}: TLS can't use it with its key ({one_line(error)}); give both as PEM"
+            ) from error
         server.run(sockets=[listener])
+    if service.failure is not None:
+        raise service.failure
     if not server.started:
         raise InputError("the server did not start; its log says why")
 
@@ -113,4 +126,5 @@ def _listen(address: Address) -> socket.socket:
         family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((address.host, address.port), family=family, backlog=512)
     except OSError as error:
-        raise InputError(f"can't listen on {address.host}:{address.port}: {error.strerror or error}") from None
+        where = f"{address.host}:{address.port}"
+        raise InputError(f"can't listen on {where}: {error.strerror or error}; choose another") from None

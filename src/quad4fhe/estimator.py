@@ -1,0 +1,162 @@
+"""The scikit-learn face of `fit`: a meta-estimator that replaces the ReLU of a trained classifier.
+
+Decides how a fit lives among scikit-learn's habits: what is trained, what is kept, what a clone is. Which models can be
+read is left to `importers.sklearn`, the replacement itself to `fit`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from quad4fhe._arrays import Array
+from quad4fhe.errors import InputError, MissingExtraError
+from quad4fhe.fit import Fit, fit
+from quad4fhe.fit.cascade import Family, Regime, Threshold
+from quad4fhe.mlp import MLP
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
+    from sklearn.exceptions import NotFittedError
+    from sklearn.utils import estimator_html_repr
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+except ImportError:
+    raise MissingExtraError("scikit-learn>=1.6", "sklearn", "QuadraticReplacement") from None
+
+
+class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier whose ReLU is replaced by a quadratic that keeps its decisions, ready for encryption.
+
+    `estimator` is an MLPClassifier with one hidden ReLU layer, alone or behind scalers in a Pipeline. One that is
+    fitted, or wrapped in FrozenEstimator, is never trained again: `fit(X)` takes X as calibration set, and clones (in
+    `cross_val_score`, `GridSearchCV`, Pipelines) share it. One that is not fitted is cloned and trained by `fit(X, y)`
+    first. The other parameters are those of `quad4fhe.fit`.
+
+    After fitting, `fit_` is the Fit (certificate, plan, export), `estimator_` the trained classifier, and `classes_`,
+    `n_features_in_` and `feature_names_in_` are as always.
+
+    There is no predict_proba: the replacement keeps which logit is largest, not by how much, so a softmax of its logits
+    would rank classes rightly but would be no probability. CalibratedClassifierCV makes one from decision_function.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        *,
+        family: Family = "shared",
+        regime: Regime = "auto",
+        threshold: Threshold = "zero",
+        polish: bool = True,
+        target_agreement: float | None = None,
+        seed: int = 2026,
+    ) -> None:
+        self.estimator = estimator
+        self.family = family
+        self.regime = regime
+        self.threshold = threshold
+        self.polish = polish
+        self.target_agreement = target_agreement
+        self.seed = seed
+
+    def fit(self, X: Any, y: Any = None) -> QuadraticReplacement:
+        """Replace the ReLU with X (n, d) as calibration set; y is needed only where the classifier is to be trained."""
+        if isinstance(self.estimator, type) or not hasattr(self.estimator, "fit"):
+            raise InputError(f"estimator is {self.estimator!r}, wanted an MLPClassifier or a Pipeline that ends in one")
+        checked = validate_data(self, X, dtype=np.float64)
+        if y is not None:
+            check_consistent_length(X, y)
+        if _fitted(self.estimator):
+            trained = self.estimator
+            # scikit-learn's own words for other features than the classifier was trained on
+            validate_data(trained, X, reset=False, skip_check_array=True)
+        elif y is None:
+            raise InputError(
+                f"the {type(self.estimator).__name__} is not fitted and requires y to be passed, but the target y is "
+                "None; train it first, or call fit(X, y)"
+            )
+        else:
+            trained = clone(self.estimator).fit(X, y)
+        mlp = MLP.from_sklearn(trained)
+        self.estimator_ = trained
+        self.classes_ = trained.classes_
+        self.fit_: Fit = fit(
+            mlp,
+            checked,
+            family=self.family,
+            regime=self.regime,
+            threshold=self.threshold,
+            polish=self.polish,
+            target_agreement=self.target_agreement,
+            seed=self.seed,
+        )
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """The polynomial model's logits (n, K), or for two classes scores (n,), positive for classes_[1]."""
+        checked = self._samples(X)
+        return self.fit_.decision_function(checked)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The polynomial model's decisions (n,), as labels of `classes_`."""
+        checked = self._samples(X)
+        labels: NDArray[Any] = self.classes_[self.fit_.predict(checked)]
+        return labels
+
+    def agreement(self, X: ArrayLike) -> float:
+        """The share of the trained classifier's own decisions on X that are kept, in exact arithmetic."""
+        checked = self._samples(X)
+        return self.fit_.agreement(checked).agreement
+
+    def set_params(self, **params: Any) -> QuadraticReplacement:
+        """Set parameters; those of a fitted classifier (`estimator__...`) are refused, as it is not trained again."""
+        inner = sorted(name for name in params if name.startswith("estimator__"))
+        if inner and "estimator" not in params and _fitted(self.estimator):
+            raise InputError(
+                f"{inner[0]} belongs to a classifier that is fitted and not trained again; "
+                "pass one that is not fitted, and it is trained by fit(X, y)"
+            )
+        super().set_params(**params)
+        return self
+
+    def _samples(self, X: Any) -> NDArray[Any]:
+        check_is_fitted(self, "fit_")
+        checked: NDArray[Any] = validate_data(self, X, dtype=np.float64, reset=False)
+        return checked
+
+    def __sklearn_clone__(self) -> QuadraticReplacement:
+        params = self.get_params(deep=False)
+        kept = params.pop("estimator")
+        copies = {name: clone(value, safe=False) for name, value in params.items()}
+        return type(self)(kept if _fitted(kept) else clone(kept), **copies)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "fit_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = not _fitted(self.estimator)
+        tags.input_tags.sparse = False
+        return tags
+
+    def _html_repr(self) -> str:
+        """scikit-learn's diagram, and under it what the fit found."""
+        diagram = str(estimator_html_repr(self))
+        return diagram + self.fit_._repr_html_() if hasattr(self, "fit_") else diagram
+
+    def _repr_html_inner(self) -> str:
+        return self._html_repr()
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        bundle: dict[str, str] = super()._repr_mimebundle_(**options)
+        return bundle | ({"text/html": self._html_repr()} if "text/html" in bundle else {})
+
+
+def _fitted(estimator: Any) -> bool:
+    """Whether the classifier was trained, so that it is kept as it is."""
+    try:
+        check_is_fitted(estimator)
+    except (NotFittedError, TypeError):  # TypeError: no estimator at all, which `fit` refuses
+        return False
+    return True

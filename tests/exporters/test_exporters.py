@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X
+from conftest import MODELS, Trained
+from quad4fhe import MLP, Fit, InputError, MissingExtraError, QuadraticModel, fit
+from quad4fhe.exact import decisions
+from quad4fhe.exporters import changed_decisions, export, read
+from reference_models import assert_refused
+
+CASES = {"binary": (LOSSLESS, LOSSLESS_X), "four classes": (PAIRS, PAIRS_X)}
+
+
+def run_onnx(proto: Any, X: NDArray[Any], dtype: str) -> list[Any]:
+    ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: nothing to run the graph with")
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    outputs: list[Any] = session.run(None, {"x": X.astype(dtype)})
+    return outputs
+
+
+def decided(logits: NDArray[Any]) -> NDArray[Any]:
+    return (logits[:, 0] > 0).astype(int) if logits.shape[1] == 1 else logits.argmax(axis=1)
+
+
+# --- ONNX -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_graph_has_no_other_operations_than_gemm_mul_and_add(case: str, dtype: str) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    fitted, _ = CASES[case]
+    proto = fitted.to_onnx(dtype=dtype)
+    assert [node.op_type for node in proto.graph.node] == ["Gemm", "Mul", "Gemm", "Gemm", "Add"]
+    assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 13)]
+    assert [value.name for value in proto.graph.output] == ["logits"]
+    told = {entry.key: entry.value for entry in proto.metadata_props}
+    assert told["quad4fhe.family"] == fitted.family
+    assert told["quad4fhe.regime"] == fitted.regime
+    assert told["quad4fhe.quadratic_sha256"] == fitted.model.sha256
+    assert told["quad4fhe.relu_model_sha256"] == fitted.mlp.sha256
+    assert told["quad4fhe.calibration_sha256"] == fitted.certificate.calibration_sha256
+    assert told["quad4fhe.dtype"] == dtype
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_onnxruntime_gives_the_logits_and_the_labels_of_the_fit(case: str) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    fitted, X = CASES[case]
+    logits, label = run_onnx(fitted.to_onnx(labels=True), X, "float64")
+    np.testing.assert_allclose(logits, fitted.model.logits(X), rtol=1e-12, atol=1e-12)
+    assert label.tolist() == fitted.predict(X).tolist()
+    assert label.dtype == np.int64
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_on_an_exact_tie_the_label_is_that_of_the_fit(outputs: int) -> None:
+    """A score of zero is class 0, and the lowest index wins a tie: both on exact numbers."""
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    model = QuadraticModel([[1.0]], [0.0], np.ones((outputs, 1)), np.zeros((outputs, 1)), np.full(outputs, -4.0))
+    fitted = replace(LOSSLESS, model=model)
+    X = np.array([[2.0], [-2.0], [3.0], [1.0]])
+    _, label = run_onnx(fitted.to_onnx(labels=True), X, "float64")
+    assert label.tolist() == ([0, 0, 1, 0] if outputs == 1 else [0, 0, 0, 0]) == fitted.predict(X).tolist()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_real_models_decide_in_onnxruntime_as_the_fit_does(name: str, trained: Callable[[str], Trained]) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    model = trained(name)
+    fitted = fit(model.mlp, model.X_cal[:2000], polish=False)
+    X = model.X_test
+    exact = decisions(fitted.model, X)
+    wanted = fitted.predict(X)
+    for dtype, unit in (("float64", 1e-12), ("float32", 1e-4)):
+        logits, label = run_onnx(fitted.to_onnx(dtype=dtype, labels=True), X, dtype)
+        # A gap that rounding can close leaves the decision open; in float64 no sample of these is so near to a tie.
+        clear = exact.gap > unit * np.abs(fitted.model.logits(X)).max()
+        np.testing.assert_array_equal(label[clear], wanted[clear])
+        np.testing.assert_array_equal(decided(logits)[clear], wanted[clear])
+        assert clear.mean() > (0.999 if dtype == "float64" else 0.97)
+        assert np.count_nonzero(label != wanted) <= (0 if dtype == "float64" else 2)
+
+
+# --- torch ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_torch_module_gives_the_logits_of_the_fit(case: str, torch: Any) -> None:
+    fitted, X = CASES[case]
+    net = fitted.to_torch()
+    assert not net.training
+    with torch.no_grad():
+        logits = net(torch.from_numpy(X)).numpy()
+        single = fitted.to_torch(dtype="float32")(torch.from_numpy(X.astype(np.float32))).numpy()
+    np.testing.assert_allclose(logits, fitted.model.logits(X), rtol=1e-12, atol=1e-12)
+    assert single.dtype == np.float32
+    np.testing.assert_array_equal(decided(logits), fitted.predict(X))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's own making
+def test_the_torch_module_can_be_exported_pickled_and_trained_without_touching_the_fit(torch: Any) -> None:
+    net = PAIRS.to_torch()
+    x = torch.from_numpy(PAIRS_X)
+    program = torch.export.export(net, (x,))
+    assert torch.equal(program.module()(x), net(x))
+    buffer = io.BytesIO()
+    torch.save(net, buffer)
+    buffer.seek(0)
+    assert torch.equal(torch.load(buffer, weights_only=False)(x), net(x))
+    before = PAIRS.model.sha256
+    net(x).sum().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+    assert PAIRS.model.sha256 == before
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def needed(suffix: str) -> None:
+    if suffix != ".npz":
+        package = {".onnx": "onnx", ".pt": "torch"}[suffix]
+        pytest.importorskip(package, reason=f"{package} is not installed")
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt", ".npz"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_can_be_read_back_to_the_last_bit(case: str, suffix: str, tmp_path: Path) -> None:
+    needed(suffix)
+    fitted, X = CASES[case]
+    path = tmp_path / f"model{suffix}"
+    fitted.export(path)
+    assert read(path).sha256 == fitted.model.sha256
+    fitted.export(path, dtype="float32")
+    again = read(path)
+    for name in ("W1", "b1", "S", "T", "c"):
+        np.testing.assert_array_equal(getattr(again, name), np.float32(getattr(fitted.model, name)))
+    assert changed_decisions(fitted.model, path, X, "float32") == np.count_nonzero(
+        again.decide(np.float32(X)) != fitted.predict(X)
+    )
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_to_onnx_writes_the_graph_it_returns(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    proto = PAIRS.to_onnx(tmp_path / "model.onnx", labels=True)
+    assert onnx.load(tmp_path / "model.onnx") == proto
+    with pytest.raises(InputError, match=r"saved as \.onnx"):
+        PAIRS.to_onnx(tmp_path / "model.bin")
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.floats(1e-30, 1e30),
+    st.integers(0, 2**20),
+    st.booleans(),
+)
+def test_any_model_survives_the_round_trip(d: int, m: int, K: int, size: float, seed: int, labels: bool) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    rng = np.random.default_rng(seed)
+    shapes = ((m, d), (m,), (K, m), (K, m), (K,))
+    model = QuadraticModel(*(size * rng.normal(size=shape) for shape in shapes))
+    fitted = replace(PAIRS, model=model)
+    proto = fitted.to_onnx(labels=labels)
+    X = rng.normal(size=(5, d))
+    y = np.abs(X @ model.W1.T + model.b1)
+    room = 1e-12 * ((y * y) @ np.abs(model.S).T + y @ np.abs(model.T).T + np.abs(model.c)).max()
+    np.testing.assert_allclose(run_onnx(proto, X, "float64")[0], model.logits(X), rtol=0, atol=room)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.npz"
+    PAIRS.export(path)
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(InputError, match="nothing was changed there"):
+        LOSSLESS.export(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["model.npz"]
+
+
+def huge() -> Fit:
+    return replace(LOSSLESS, model=QuadraticModel([[1e300]], [0.0], [[1.0]], [[0.0]], [0.0]))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda folder: PAIRS.export(folder / "model.h5"), ["'.h5'", ".onnx, .pt, .npz"]),
+        (lambda folder: PAIRS.export(folder / "model"), ["no suffix"]),
+        (lambda folder: PAIRS.export(folder / "no" / "model.npz"), ["can't write", "No such file"]),
+        (lambda folder: PAIRS.export(folder / "m.npz", labels=True), ["labels are an output of an ONNX graph"]),
+        (lambda folder: PAIRS.export(folder / "m.npz", dtype="float16"), ["'float16'", "'float64' or 'float32'"]),
+        (lambda folder: huge().export(folder / "m.npz", dtype="float32"), ["W1", "export in float64"]),
+        (lambda folder: read(folder / "none.npz"), ["none.npz", "no such file"]),
+        (lambda folder: read(folder / "model.txt"), ["'.txt'"]),
+        (lambda folder: read(folder / "empty.npz"), ["empty"]),
+        (lambda folder: read(folder / "relu.npz"), ["but no S, T, c"]),
+        (lambda folder: read(folder / "relu.onnx"), ["another graph"]),
+        (lambda folder: read(folder / "damaged.onnx"), ["cannot be read"]),
+        (lambda folder: MLP.load(folder / "quadratic.onnx"), ["quadratic.onnx"]),
+    ],
+)
+def test_a_mistake_is_one_line(call: Callable[[Path], object], words: list[str], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    (tmp_path / "empty.npz").touch()
+    (tmp_path / "damaged.onnx").write_bytes(b"\xff\x00nonsense")
+    np.savez(tmp_path / "relu.npz", W1=np.ones((1, 1)), b1=np.ones(1), W2=np.ones((1, 1)), b2=np.ones(1))
+    proto = PAIRS.to_onnx(tmp_path / "quadratic.onnx")
+    del proto.graph.node[1:]
+    onnx.save(proto, tmp_path / "relu.onnx")
+    with pytest.raises(InputError) as caught:
+        call(tmp_path)
+    assert_refused(str(caught.value), *words)
+
+
+@pytest.mark.parametrize(("package", "call"), [("onnx", PAIRS.to_onnx), ("torch", PAIRS.to_torch)])
+def test_without_a_package_the_error_says_what_to_install(
+    package: str, call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'quad4fhe\[{package}\]'"):
+        call()
+
+
+def test_exporting_needs_neither_the_fit_nor_its_calibration_data(tmp_path: Path) -> None:
+    """`export` takes any polynomial model: that of a loaded fit, too."""
+    LOSSLESS.save(tmp_path / "fit.safetensors")
+    loaded = Fit.load(tmp_path / "fit.safetensors")
+    export(loaded.model, tmp_path / "model.npz", loaded._origin())
+    assert read(tmp_path / "model.npz").sha256 == LOSSLESS.model.sha256

@@ -1,0 +1,349 @@
+"""What every command owes its user, checked on all of them: those that are added later, too."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+from quad4fhe import MLP, fit
+from quad4fhe.cli import app as frame
+from quad4fhe.cli import main
+from quad4fhe.cli.manual import page
+from quad4fhe.doctor import Examination, Finding
+
+COMMANDS: dict[str, Any] = typer.main.get_command(frame.app).commands  # type: ignore[attr-defined]
+RUN = [sys.executable, "-m", "quad4fhe"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def flags(command: Any) -> set[str]:
+    return {flag for param in command.params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("-")}
+
+
+def arguments(command: Any) -> list[Any]:
+    return [param for param in command.params if param.param_type_name == "argument"]
+
+
+# --- help -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_manual_page_has_what_a_reader_looks_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, name, "--help")
+    assert code == 0
+    assert f"Usage: quad4fhe {name}" in text
+    assert f"  quad4fhe {name}" in text.split("Example")[1], "its docstring needs a paragraph that starts with Example:"
+    assert "Exit codes:\n    0    success\n    1    " in text
+    assert "\x1b" not in text
+    assert run(capsys, name, "-h")[1] == text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_json_and_describes_its_options(name: str) -> None:
+    command = COMMANDS[name]
+    assert "--json" in flags(command)
+    assert not [param.name for param in command.params if not param.help]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_can_be_typed(name: str) -> None:
+    """Every option of an example exists, and it has as many arguments as the command asks for."""
+    command = COMMANDS[name]
+    lines = [line.strip() for line in command.epilog.splitlines() if line.strip().startswith("quad4fhe ")]
+    assert lines
+    for line in lines:
+        words = shlex.split(line.split(" > ")[0])
+        assert words[:2] == ["quad4fhe", name]
+        command.make_context(name, words[2:])  # raises what the parser would tell the user
+
+
+def test_a_docstring_becomes_a_page() -> None:
+    text, end = page("Do it.\n\nAt length.\n\nExample: quad4fhe it a\nquad4fhe it b\n\nExit 1: it can't\nbe done")
+    assert text == "Do it.\n\nAt length."
+    assert "Examples:\n  quad4fhe it a\n  quad4fhe it b\n" in end
+    assert "1    it can't be done\n" in end
+
+
+def test_the_front_page_lists_every_command_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = run(capsys, "--help")[1]
+    listed = text.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in listed] == list(COMMANDS)
+    assert "quad4fhe demo" in text
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------
+
+GOOD = {"MODEL": "model.npz", "CALIB": "calib.npz", "FIT": "fit.safetensors", "FITS": "fit.safetensors"}
+GOOD |= {"DATA": "test.npz", "URL": "http://127.0.0.1:9"}
+FILES = set(GOOD) - {"URL"}
+WALK = [
+    (name, param.metavar)
+    for name, command in COMMANDS.items()
+    for param in arguments(command)
+    if param.metavar in FILES
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    W1, b1, W2 = rng.normal(size=(5, 3)), rng.normal(size=5), rng.normal(size=(1, 5))
+    X = rng.normal(size=(40, 3))
+    b2 = -np.median(np.maximum(X @ W1.T + b1, 0) @ W2.T, axis=0)
+    np.savez("model.npz", W1=W1, b1=b1, W2=W2, b2=b2)
+    np.savez("calib.npz", X=X[:8])
+    np.savez("test.npz", X=X)
+    np.savez("wide.npz", X=np.ones((3, 4)))
+    fit(MLP(W1, b1, W2, b2), X[:8]).save("fit.safetensors")
+    for suffix in ("npz", "safetensors"):
+        Path(f"empty.{suffix}").touch()
+        Path(f"text.{suffix}").write_text("this is not the file you are looking for\n")
+        Path(f"folder.{suffix}").mkdir()
+    return tmp_path
+
+
+def words_of(name: str, **instead: str) -> list[str]:
+    words = [name, *(instead.get(param.metavar, GOOD[param.metavar]) for param in arguments(COMMANDS[name]))]
+    required = [p for p in COMMANDS[name].params if p.param_type_name == "option" and p.required]
+    return words + [word for param in required for word in (param.opts[0], "test.npz")]
+
+
+@pytest.mark.parametrize("kind", ["nowhere", "folder", "empty", "text"])
+@pytest.mark.parametrize(("name", "metavar"), WALK)
+def test_a_wrong_file_is_one_line(
+    name: str, metavar: str, kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = f"{kind}.{GOOD[metavar].split('.')[1]}"
+    before = sorted(os.listdir())
+    code, out, err = run(capsys, *words_of(name, **{metavar: bad}), "--json")
+    assert code == 2
+    assert bad in err
+    assert err.count("\n") == 1
+    assert json.loads(out)["exit_code"] == 2
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("name", [name for name, metavar in WALK if metavar in ("CALIB", "DATA") and name != "query"])
+def test_samples_of_another_width_are_one_line(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, *words_of(name, CALIB="wide.npz", DATA="wide.npz"))
+    assert code == 2
+    assert "4 columns" in err
+    assert err.count("\n") == 1
+
+
+OUTPUTS = [
+    (name, param.opts[0])
+    for name, command in COMMANDS.items()
+    for param in command.params
+    if param.name in ("out", "csv") and all(argument.metavar in GOOD for argument in arguments(command))
+]
+
+
+@pytest.mark.parametrize(("name", "option"), OUTPUTS)
+def test_an_output_that_cannot_be_written_is_found_before_the_work(
+    name: str, option: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suffix = {"fit": "safetensors", "export": "npz", "report": "html"}.get(name, "csv")
+    taken = Path(f"taken.{suffix}")
+    taken.mkdir()
+    locked = Path("locked")
+    locked.mkdir()
+    real = os.access  # the tests may run as root, who may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked and real(path, mode))
+    for bad in (taken, Path("nowhere") / f"out.{suffix}", locked / f"out.{suffix}"):
+        code, _, err = run(capsys, *words_of(name), option, bad)
+        assert code == 2
+        assert str(bad) in err
+        assert err.count("\n") == 1
+
+
+def test_a_passphrase_is_asked_for_on_a_terminal_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plan.json").write_text(run(capsys, "plan", "fit.safetensors", "--json")[1])
+    code, _, err = run(capsys, "keygen", "own.key", "--plan", "plan.json", "--ask-passphrase")
+    assert code == 2
+    assert "--passphrase-file" in err
+    assert err.count("\n") == 1
+
+
+def test_a_certificate_that_is_none_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+    words = ["serve", "fit.safetensors", "--port", 0, "--layout", "batch", "--precision", "fast"]
+    code, _, err = run(capsys, *words, "--tls-cert", "text.npz", "--tls-key", "text.npz")
+    assert code == 2
+    assert "give both as PEM" in err
+    assert "Traceback" not in err
+
+
+# --- endings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (MemoryError("Unable to allocate 7 TiB"), 2, "not enough memory (Unable to allocate 7 TiB)"),
+        (PermissionError(errno.EACCES, "Permission denied", "own.file"), 2, "own.file: Permission denied"),
+        (typer.Abort(), 2, "a question got no answer"),
+    ],
+)
+def test_what_ends_a_command_from_outside_is_one_line(
+    error: BaseException, code: int, says: str, folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("quad4fhe.cli.fitting.fit", broken)
+    found, _, err = run(capsys, "fit", "model.npz", "calib.npz")
+    assert found == code
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_at_a_question_is_an_interruption(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("plan.json").write_text(run(capsys, "plan", "fit.safetensors", "--json")[1])
+
+    def asked(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("getpass.getpass", asked)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    code, _, err = run(capsys, "keygen", "own.key", "--plan", "plan.json", "--ask-passphrase")
+    assert code == 130
+    assert err.splitlines()[-1] == "quad4fhe: interrupted"
+    assert not Path("own.key").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--help", "fit --frob --json", "predict fit.safetensors test.npz", "predict fit.safetensors test.npz --json"],
+)
+def test_a_pipe_that_nobody_reads_is_no_mistake(words: str, folder: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([*RUN, *words.split()], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_full_disk_is_one_line(folder: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system: no disk that is full on demand")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*RUN, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "quad4fhe: the output could not be written: No space left on device\n"
+
+
+# --- terminal and shell -----------------------------------------------------------------------------------------
+
+
+def on_a_terminal(*words: str, **variables: str) -> str:
+    """What a command writes when its output is a terminal."""
+    ours, theirs = pty.openpty()
+    plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    process = subprocess.Popen([*RUN, *words], stdout=theirs, env=plain | {"TERM": "xterm-256color"} | variables)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    return shown.decode()
+
+
+def test_bold_and_colour_are_for_terminals(folder: Path) -> None:
+    words = ("predict", "fit.safetensors", "test.npz")
+    piped = subprocess.run([*RUN, *words], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "\x1b[" not in piped
+    assert "\x1b[1m" in on_a_terminal(*words)
+
+
+def test_no_color_is_respected(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Examination([Finding(part="machine", name="one", status="ok", says="works")])
+    monkeypatch.setattr("quad4fhe.cli.checkup.examine", lambda progress: found)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = re.compile(r"\x1b\[([0-9]+;)*(3[0-8]|9[0-7])[;m]")
+    assert coloured.search(run(capsys, "doctor")[1])
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not coloured.search(run(capsys, "doctor")[1])
+
+
+def completing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("shell", "words"), [("bash", "complete"), ("zsh", "compdef"), ("fish", "complete --command")])
+def test_the_shell_gets_a_completion_script(shell: str, words: str, capsys: Any, monkeypatch: Any) -> None:
+    script = completing(capsys, monkeypatch, _QUAD4FHE_COMPLETE=f"source_{shell}")
+    assert words in script
+    assert "_QUAD4FHE_COMPLETE" in script
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("quad4fhe ex", ["export"]), ("quad4fhe fit --fam", ["--family"]), ("quad4fhe fit --family u", ["unitwise"])],
+)
+def test_bash_completes_commands_options_and_values(
+    typed: str, offered: list[str], capsys: Any, monkeypatch: Any
+) -> None:
+    place = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    assert completing(capsys, monkeypatch, _QUAD4FHE_COMPLETE="complete_bash", **place).split() == offered
+
+
+def test_bash_takes_the_script_and_completes(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """The script itself, in a real bash: what it offers for `quad4fhe veri`."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash on this system")
+    script = completing(capsys, monkeypatch, _QUAD4FHE_COMPLETE="source_bash")
+    command = tmp_path / "quad4fhe"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m quad4fhe "$@"\n')
+    command.chmod(0o755)
+    words = "COMP_WORDS=(quad4fhe veri); COMP_CWORD=1"
+    typed = f"{script}\n{words}; _quad4fhe_completion '{command}'; echo \"${{COMPREPLY[@]}}\""
+    monkeypatch.delenv("_QUAD4FHE_COMPLETE")
+    assert subprocess.run([bash, "-c", typed], capture_output=True, text=True).stdout.strip() == "verify"
+
+
+def test_python_m_is_the_command() -> None:
+    done = subprocess.run([*RUN, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("quad4fhe 0.")
