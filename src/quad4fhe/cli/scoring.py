@@ -70,11 +70,10 @@ def score_command(
 ) -> None:
     """Answer every encrypted request in IN by one reply in OUT; run again, it goes on where it ended.
 
-    Damaged requests are named in OUT/quarantine and the rest goes on. No secret key is needed.
+    Damaged requests are named in OUT/quarantine and the rest goes on. No secret key is needed: requests are written,
+    and replies read, by `query` with a folder as its URL.
 
-    Example: quad4fhe query batches test.npz --plan plan.json --key own.key
-    quad4fhe score fit.safetensors batches replies --engine local
-    quad4fhe query batches test.npz --replies replies --key own.key
+    Example: quad4fhe score fit.safetensors batches replies --engine local
 
     Exit 1: some requests were damaged or failed; every other has its reply.
     """

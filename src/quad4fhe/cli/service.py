@@ -204,6 +204,8 @@ def query_command(
 
     Example: quad4fhe query http://127.0.0.1:8443 test.npz -o decisions.csv
     quad4fhe query https://host:8443 test.npz --key own.key --token-file token --model ID
+    quad4fhe query batches test.npz --plan plan.json --key own.key
+    quad4fhe query batches test.npz --replies replies --key own.key
     """
     if out is not None:
         check_folder(out)
