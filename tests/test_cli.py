@@ -138,7 +138,7 @@ def test_the_demo_is_lossless_and_its_files_can_be_used(
         ("fit model.npz calib.npz -o no/such/fit.safetensors", 2, "does not exist"),
         ("fit model.npz calib.npz --regime easy", 2, "easy"),
         ("fit model.npz calib.npz --target-agreement 2", 2, "share in (0, 1]"),
-        ("fit model.npz", 2, "calib"),
+        ("fit model.npz", 2, "CALIB"),
         ("fit model.npz calib.npz --frob", 2, "--frob"),
         ("frob", 2, "frob"),
         ("verify model.npz calib.npz", 2, "is not a fit file"),
@@ -211,7 +211,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     words = [
         sys.executable,
         "-c",
-        "from quad4fhe.cli import entry_point; entry_point()",
+        "from quad4fhe_start import entry_point; entry_point()",
         "fit",
         "model.npz",
         "calib.npz",
