@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint check-data clean
+.PHONY: demo test docs notebooks lint check-data clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quad4fhe demo
@@ -14,6 +14,14 @@ test: $(VENV)/.test
 	$(BIN)/mypy
 	# Many small problems: threads of the BLAS would only wait for each other.
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
+
+docs: $(VENV)/.docs
+	# Without the notice that the theme is kept until May 2027 only; its successor, Zensical, reads the same mkdocs.yml.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html"
+
+notebooks: $(VENV)/.docs
+	$(BIN)/python docs/notebooks/run.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check --fix .
@@ -27,6 +35,10 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs,notebooks]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python

@@ -19,6 +19,7 @@ class Reporter:
         self._console = Console(stderr=True, highlight=False)
         self._start = self._last = time.monotonic()
         self._bar: Progress | None = None
+        self._stage = ("", self._start, 0)  # what is done now, since when, and how far it was then
 
     def __enter__(self) -> Reporter:
         return self
@@ -31,14 +32,23 @@ class Reporter:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
+        if what != self._stage[0]:
+            self._stage = (what, now, done)
         if now - self._start < _PATIENCE:
             return
         if self._console.is_terminal:
             self._show(what, done, total)
         elif now - self._last >= _EVERY:
             self._last = now
-            share = f" {done}/{total}" if total else ""
+            share = f" {done}/{total}{self._left(now, done, total)}" if total else ""
             self._console.print(f"{now - self._start:.0f}s  {what}{share}", markup=False)
+
+    def _left(self, now: float, done: int, total: int) -> str:
+        """How long it will take at the pace so far, once there is one."""
+        _, since, first = self._stage
+        if done <= first or now <= since:
+            return ""
+        return f", about {(total - done) * (now - since) / (done - first):.0f}s left"
 
     def _show(self, what: str, done: int, total: int) -> None:
         if self._bar is None:

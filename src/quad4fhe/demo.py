@@ -1,4 +1,4 @@
-"""The first run of a newcomer: train, fit, verify, plan, encrypt, predict, on data that comes with scikit-learn.
+"""The first run of a newcomer: train, fit, verify, plan, encrypt, predict, report, on data of scikit-learn.
 
 Decides the story of the demo. It calls the same functions a user calls and prints nothing itself.
 """
@@ -21,6 +21,9 @@ from quad4fhe.fit import Fit, fit
 from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.predict import Prediction, predict_encrypted
 from quad4fhe.mlp import MLP
+from quad4fhe.report import Options, Source, report, require_matplotlib
+
+_WIDEN = 0.5  # new patients are not all inside the range of the old ones
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Demo:
 def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     """Train a small classifier on the breast-cancer data, replace its ReLU, verify, and decide the test part encrypted.
 
-    New patients are not all inside the range of the old ones, so the plan's box is half a range wider on each side.
+    The page that explains it is written last.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,26 +51,38 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
             f"can't make the folder {folder}: {error.strerror or error}; choose another with --folder"
         ) from None
     files = {"fit": folder / "fit.safetensors", "calibration": folder / "calib.npz", "test": folder / "test.npz"}
-    files["model"] = folder / "model.npz"
+    files |= {"model": folder / "model.npz", "report": folder / "report.html"}
     marker = folder / ".quad4fhe-demo"
     if not marker.exists() and any(path.exists() for path in files.values()):
         raise InputError(f"{folder} holds files that the demo would overwrite; choose another with --folder")
+    require_matplotlib()
     progress("train", 0, 0)
-    model, X_cal, X_test, y_test = _train()
+    model, X_cal, X_test, y_test, classes = _train()
     mlp = MLP.from_sklearn(model)
     fitted = fit(mlp, X_cal, X_test=X_test, progress=progress)
     try:
         marker.touch()
-        np.savez(files["calibration"], X=X_cal)
-        np.savez(files["test"], X=X_test, y=y_test)
+        np.savez(files["calibration"], X=X_cal, classes=classes)
+        np.savez(files["test"], X=X_test, y=y_test, classes=classes)
         np.savez(files["model"], W1=mlp.W1, b1=mlp.b1, W2=mlp.W2, b2=mlp.b2)
     except OSError as error:
         raise InputError(f"can't write to {folder}: {error.strerror or error}") from None
     fitted.save(files["fit"])
     verified = verify(Fit.load(files["fit"]), mlp, X_cal, progress)
     progress("plan", 0, 0)
-    made = plan(fitted, samples=len(X_test), X=X_cal, box=widened(fitted.box, 0.5), machine=calibrate())
+    machine = calibrate()
+    made = plan(fitted, samples=len(X_test), X=X_cal, box=widened(fitted.box, _WIDEN), machine=machine)
     prediction = predict_encrypted(fitted, made, X_test, clip=True, progress=progress)
+    report(
+        fitted,
+        X_cal,
+        X_test,
+        y_test,
+        classes=classes.tolist(),
+        options=Options(samples=len(X_test), widen=_WIDEN, machine=machine),
+        source=Source("Breast cancer", str(files["fit"]), str(files["calibration"]), str(files["test"])),
+        progress=progress,
+    ).save(files["report"])
     return Demo(
         fit=fitted,
         verified=verified,
@@ -79,7 +94,8 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     )
 
 
-def _train() -> tuple[Any, Any, Any, Any]:
+def _train() -> tuple[Any, Any, Any, Any, Any]:
+    """A fitted pipeline, its calibration rows, test rows with their labels, and the names of the classes."""
     try:
         from sklearn.datasets import load_breast_cancer
         from sklearn.exceptions import ConvergenceWarning
@@ -89,11 +105,12 @@ def _train() -> tuple[Any, Any, Any, Any]:
         from sklearn.preprocessing import StandardScaler
     except ImportError:
         raise MissingExtraError("scikit-learn", "demo", "the demo") from None
-    X, y = load_breast_cancer(return_X_y=True)
+    loaded = load_breast_cancer()
+    X, y = loaded.data, loaded.target
     X_cal, X_test, y_cal, y_test = train_test_split(X, y, test_size=0.2, stratify=y, random_state=2026)
     model = make_pipeline(StandardScaler(), MLPClassifier((64,), max_iter=60, random_state=2026))
     with warnings.catch_warnings():
         # Sixty epochs are enough for this data; scikit-learn would rather train on until the loss stands still.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X_cal, y_cal)
-    return model, X_cal, X_test, y_test
+    return model, X_cal, X_test, y_test, loaded.target_names

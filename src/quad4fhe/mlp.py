@@ -49,6 +49,9 @@ class MLP:
         for name, value in (("W1", first), ("b1", first_bias), ("W2", head), ("b2", head_bias)):
             object.__setattr__(self, name, value)
 
+    def __repr__(self) -> str:
+        return f"MLP({self.features} features, {self.units} hidden units, {self.outputs} outputs)"
+
     @property
     def features(self) -> int:
         """The input width d."""

@@ -70,6 +70,9 @@ class QuadraticModel:
         c = [math.fsum([bias, *row]) for bias, row in zip(mlp.b2, mlp.W2 * e, strict=True)]
         return cls(mlp.W1, mlp.b1, mlp.W2 * a, mlp.W2 * b, c)
 
+    def __repr__(self) -> str:
+        return f"QuadraticModel({self.features} features, {self.units} hidden units, {self.outputs} outputs)"
+
     @property
     def features(self) -> int:
         """The input width d."""

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from cases import CASES, LOSSLESS, PAIRS, PAIRS_X
-from quad4fhe import Fit, InputError
-from quad4fhe.fit import result
+from quad4fhe import Fit, InputError, _files
 
 
 @pytest.mark.parametrize("case", [0, 1, 2])
@@ -47,7 +46,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monke
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(result.os, "fsync", full_disk)
+    monkeypatch.setattr(_files.os, "fsync", full_disk)
     with pytest.raises(InputError, match="No space left on device; nothing was changed"):
         LOSSLESS.save(path)
     assert path.read_bytes() == b"old"

@@ -65,6 +65,33 @@ def test_requests_and_replies_come_back_as_they_were(plans, layout, seed, key, n
     assert (reply.residues == answer).all()
 
 
+def test_a_mapped_request_is_read_without_a_copy_and_without_its_digest_but_with_every_other_check(plans) -> None:
+    made = plans["batch"]
+    header = Header(made.sha256, made.model_id, bytes(16), bytes(16))
+    sent = random_residues(made, Kind.request, 1)
+    data = bytearray(b"".join(container.write_request(made, Request(header, [sent]))))
+
+    def read() -> list[np.ndarray]:
+        return list(container.read_request(made, container.View(memoryview(data)), hashed=True).chunks)
+
+    (chunk,) = read()
+    assert np.shares_memory(chunk, np.frombuffer(data, dtype=np.uint8))
+    assert (chunk == sent).all()
+    del chunk
+    container.check_digest(io.BytesIO(data), len(data))
+    data[HEADER_BYTES] ^= 1
+    read()
+    for length in (0, 10, len(data) - 1, len(data), len(data) + 1):
+        with pytest.raises(InputError, match=r"SHA-256|ends \d+ bytes early"):
+            container.check_digest(io.BytesIO(data), length)
+    data[HEADER_BYTES : HEADER_BYTES + 4] = b"\xff" * 4
+    with pytest.raises(InputError, match="not below its prime"):
+        read()
+    data[0] ^= 1
+    with pytest.raises(InputError, match="not a quad4fhe container"):
+        read()
+
+
 def test_evaluation_keys_come_back_as_they_were(plans) -> None:
     client = Client(plans["packed"])
     keys = client.evaluation_keys()

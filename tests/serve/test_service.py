@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from quad4fhe.he import container, keys
 from quad4fhe.he.predict import predict_encrypted
 from quad4fhe.he.session import Client
 from quad4fhe.serve.client import Remote, ServiceError
+from quad4fhe.serve.wire import Wire
 from serving import RunningServer, small_fit
 
 LAYOUTS = ["batch", "packed"]
@@ -56,6 +59,46 @@ def test_answers_over_http_are_the_local_encrypted_ones(server, fits, which: int
     assert found.upload_bytes == found.requests * container.size(remote.plan, container.Kind.request)
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_requests_in_flight_together_come_back_in_order(server, fits, concurrency: int) -> None:
+    fit = list(fits.values())[1]
+    with Remote(server.url, model=fit.model.sha256, layout="packed") as remote:
+        X = inside(fit, 6 * remote.plan.per_request + 1)
+        done = []
+        found = remote.predict(X, concurrency=concurrency, progress=lambda what, n, total: done.append((n, total)))
+    assert (found.decisions == fit.model.decide(X)).all()
+    assert found.requests == 7
+    assert done == [(n, 7) for n in range(1, 8)]
+
+
+def test_two_requests_are_in_flight_by_default_and_one_that_fails_ends_them_all(server, fits, monkeypatch) -> None:
+    fit = next(iter(fits.values()))
+    real, lock, counts = Remote._evaluate, threading.Lock(), {"now": 0, "most": 0, "all": 0}
+
+    def slow(remote, body, size):
+        with lock:
+            counts["all"] += 1
+            counts["now"] += 1
+            counts["most"] = max(counts["most"], counts["now"])
+            broken = counts["all"] == 4
+        time.sleep(0.3)
+        with lock:
+            counts["now"] -= 1
+        if broken:
+            raise ServiceError("broken")
+        return real(remote, body, size)
+
+    monkeypatch.setattr(Remote, "_evaluate", slow)
+    with Remote(server.url, model=fit.model.sha256, layout="packed") as remote:
+        X = inside(fit, 6 * remote.plan.per_request)
+        with pytest.raises(ServiceError, match="broken"):
+            remote.predict(X)
+        assert counts["most"] == 2
+        assert counts["all"] <= 5
+        with pytest.raises(InputError, match="concurrency is 0, wanted 1 or more"):
+            remote.predict(X, concurrency=0)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_kept_key_is_given_to_the_server_once(server, fits, layout, tmp_path: Path) -> None:
     fit = next(iter(fits.values()))
@@ -75,17 +118,17 @@ class Capture:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[bytes] = []
         self.got: list[bytes] = []
-        real = Remote._once
+        real = Wire._once
 
-        def spy(remote, method, path, body, size, longest):
-            data = real(remote, method, path, body, size, longest)
+        def spy(wire, method, path, body, size, longest):
+            data = real(wire, method, path, body, size, longest)
             if path.endswith("evaluate"):
                 body.seek(0)
                 self.sent.append(body.read())
                 self.got.append(data)
             return data
 
-        monkeypatch.setattr(Remote, "_once", spy)
+        monkeypatch.setattr(Wire, "_once", spy)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

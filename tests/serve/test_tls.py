@@ -7,6 +7,7 @@ import ipaddress
 import ssl
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from cryptography import x509
@@ -55,3 +56,7 @@ def test_tls_serves_who_trusts_the_certificate_and_nobody_else(tmp_path: Path) -
             assert (remote.predict(X).decisions == fit.model.decide(X)).all()
         with pytest.raises(ServiceError, match="certificate is not trusted"):
             Remote(running.url, model=fit.model.sha256)
+        headers = {"content-type": "application/octet-stream", "content-length": str(2**28)}
+        path = f"{running.url}/models/{fit.model.sha256}/evaluate"
+        refused = httpx.post(path, content=iter([bytes(2**20)] * 2**8), headers=headers, verify=trust, timeout=30)
+        assert refused.status_code == 413  # seen although the body was not read to its end

@@ -39,8 +39,11 @@ class Domain:
         return np.array([self.low, self.high])
 
 
-def check_inside(X: ArrayLike, domain: Domain) -> Array:
-    """The samples as float64 (n, d), or InputError naming the first feature outside the box."""
+def check_inside(X: ArrayLike, domain: Domain, first_row: int = 0) -> Array:
+    """The samples as float64 (n, d), or InputError naming the first feature outside the box.
+
+    `first_row` is the number of the first sample, where X is a part of more.
+    """
     checked = samples("X", X, len(domain.low))
     low, high = domain.box
     out = np.empty(checked.shape)
@@ -49,9 +52,9 @@ def check_inside(X: ArrayLike, domain: Domain) -> Array:
         if outside.any():
             row, feature = (int(i) for i in np.argwhere(outside)[0])
             raise InputError(
-                f"X[{rows.start + row}, {feature}] = {chunk[row, feature]:.6g} is outside the box of this plan: "
-                f"feature {feature} must lie in [{low[feature]:.6g}, {high[feature]:.6g}]; "
-                "clip it, drop the sample, or plan with a wider box"
+                f"X[{first_row + rows.start + row}, {feature}] = {chunk[row, feature]:.6g} is outside the box of this "
+                f"plan: feature {feature} must lie in [{low[feature]:.6g}, {high[feature]:.6g}]; "
+                "clip it (--clip), drop the sample, or plan with a wider box (--widen 0.2)"
             )
         out[rows] = chunk
     return out

@@ -4,8 +4,22 @@
 from quad4fhe.cli import fitting  # isort: skip
 from quad4fhe.cli import encrypted  # isort: skip
 from quad4fhe.cli import service  # isort: skip
+from quad4fhe.cli import scoring  # isort: skip
+from quad4fhe.cli import reporting  # isort: skip
 from quad4fhe.cli import exporting  # isort: skip
+from quad4fhe.cli import experiments  # isort: skip
 from quad4fhe.cli import checkup  # isort: skip
 from quad4fhe.cli.app import entry_point, main
 
-__all__ = ["checkup", "encrypted", "entry_point", "exporting", "fitting", "main", "service"]
+__all__ = [
+    "checkup",
+    "encrypted",
+    "entry_point",
+    "experiments",
+    "exporting",
+    "fitting",
+    "main",
+    "reporting",
+    "scoring",
+    "service",
+]

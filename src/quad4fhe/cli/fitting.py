@@ -27,6 +27,7 @@ from quad4fhe.cli.app import (
 from quad4fhe.data.files import read_samples
 from quad4fhe.fit import Fit, fit
 from quad4fhe.fit.result import check_fit_path
+from quad4fhe.fit.words import verdict
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomials import comparison_table
 
@@ -177,9 +178,9 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where the demo writes its files.")] = Path("demo"),
     json: JsonFlag = False,
 ) -> None:
-    """Train a small classifier, replace its ReLU, verify, predict encrypted.
+    """Train a small classifier, replace its ReLU, verify, predict encrypted, write a page about it.
 
-    The data comes with scikit-learn. Model, data and fit are left in a folder for further commands.
+    The data comes with scikit-learn. Model, data, fit and page are left in a folder for further commands.
 
     Example: quad4fhe demo
     """
@@ -195,16 +196,26 @@ def demo(
             {**document, **encrypted, "accuracy": accuracy, "files": {k: str(v) for k, v in shown.files.items()}}
         )
         return
-    say("A classifier with 64 ReLU units was trained on the breast-cancer data; each ReLU became one quadratic.")
-    print_table("fit", shown.fit.summary())
-    print_table("certificate holds", describe_verified(shown.verified))
-    print_table("encryption plan", [("", line) for line in quad4fhe.describe(shown.plan).splitlines()])
-    print_table("encrypted prediction of the test part", shown.prediction.summary())
+    say("A classifier with 64 ReLU units was trained on the breast-cancer data; each ReLU became one quadratic.\n")
+    chain, words = shown.plan.chain, dict(shown.prediction.summary())
     accuracies = (shown.relu_accuracy, shown.encrypted_accuracy)
-    say("Test accuracy: {:.2%} with ReLU in the clear, {:.2%} with the quadratic under encryption.".format(*accuracies))
+    lines = [
+        ("fit", verdict(shown.fit)),
+        ("certificate", f"{shown.verified.statement}, rechecked exactly and without the solvers"),
+        (
+            "encryption",
+            f"CKKS, layout {shown.plan.layout}, ring N = {chain.ring}, {chain.bits} bits (128-bit security)",
+        ),
+        ("encrypted run", f"{words['changed']} ({shown.prediction.decisions.size} test samples)"),
+        ("accuracy", "{:.2%} with ReLU in the clear, {:.2%} encrypted with the quadratic".format(*accuracies)),
+        ("traffic", words["traffic"]),
+        ("CPU time", words["CPU time"]),
+    ]
+    print_table("demo", lines)
     files = shown.files
     say(f"Try it yourself: quad4fhe fit {files['model']} {files['calibration']} --test {files['test']}")
     say(f"             or: quad4fhe predict {files['fit']} {files['test']} --encrypted --widen 0.5 --clip")
+    say(f"\nThe page that explains it all is {files['report']}: open it in a browser.")
 
 
 def describe_verified(verified: quad4fhe.Verified) -> list[tuple[str, str]]:

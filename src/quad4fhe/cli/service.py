@@ -12,13 +12,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from quad4fhe._files import opened, parsing
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.cli.app import JsonFlag, app, check_folder, print_json, print_table, say, write_text
 from quad4fhe.cli.encrypted import LayoutName, PrecisionName, PrecisionOption, WidenOption, csv_text, make_plan
 from quad4fhe.data.files import read_samples
@@ -26,6 +24,7 @@ from quad4fhe.errors import InputError
 from quad4fhe.fit import Fit
 from quad4fhe.he import keys
 from quad4fhe.he.predict import Prediction
+from quad4fhe.scoring.batches import read_plan
 
 
 class ServedLayout(StrEnum):
@@ -81,7 +80,7 @@ def keygen_command(
         made, kept = keys.rotate(key, passphrase)
     else:
         if plan is not None:
-            chain = _read_plan(plan).chain
+            chain = read_plan(plan).chain
         else:
             with _remote(str(server), model, layout, token_file, ca, 60.0) as remote:
                 chain = remote.plan.chain
@@ -112,6 +111,12 @@ def serve_command(
     queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.", min=0)] = 8,
     deadline: Annotated[float, typer.Option(help="Seconds for a request, upload included.")] = 60.0,
     max_keys: Annotated[int, typer.Option(help="Clients whose evaluation keys are kept.", min=1)] = 64,
+    worker_memory: Annotated[
+        int | None, typer.Option(help="MiB a worker may use; 0: no limit. Default: what its plans can need.", min=0)
+    ] = None,
+    spool: Annotated[
+        Path | None, typer.Option(help="Folder in which requests wait. Default: the system's for temporary files.")
+    ] = None,
     token_file: Annotated[Path | None, typer.Option(help="Let in only who has a token; one a line.")] = None,
     open_to_all: Annotated[bool, typer.Option("--open", help="Let everyone in, also from other machines.")] = False,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for TLS.")] = None,
@@ -129,9 +134,12 @@ def serve_command(
     from quad4fhe.serve.run import Address, Hosted, Limits, read_tokens, serve
 
     address = Address(host=host, port=port, certificate=tls_cert, certificate_key=tls_key)
-    limits = Limits(workers=workers, queue=queue, deadline=deadline, keys=max_keys)
+    if spool is not None and not spool.is_dir():
+        raise InputError(f"{spool} is not a folder; requests wait in it, so make it or name another")
+    most = None if worker_memory is None else worker_memory * 2**20
+    limits = Limits(workers=workers, queue=queue, deadline=deadline, keys=max_keys, memory=most)
     tokens = () if token_file is None else read_tokens(token_file)
-    given = [_read_plan(file) for file in plans or []]
+    given = [read_plan(file) for file in plans or []]
     hosted: list[Hosted] = []
     with Reporter() as progress:
         for file in fits:
@@ -154,12 +162,17 @@ def serve_command(
         print_table(f"serving on {url}", lines)
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    serve(hosted, address=address, limits=limits, tokens=tokens, open_to_all=open_to_all, ready=ready)
+    serve(hosted, address=address, limits=limits, tokens=tokens, open_to_all=open_to_all, folder=spool, ready=ready)
 
 
 @app.command("query")
 def query_command(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server, as https://host:port.", show_default=False)],
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="The server, as https://host:port; or a folder for files.", show_default=False
+        ),
+    ],
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="Samples: .npz (X), .npy, .csv or .parquet.", show_default=False)
     ],
@@ -174,22 +187,37 @@ def query_command(
         bool, typer.Option("--clip", help="Move samples outside the box to its edge and count them.")
     ] = False,
     patience: Annotated[float, typer.Option(help="Seconds one message may take, attempts included.")] = 120.0,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="URL is a folder: write encrypted requests there, for this plan.")
+    ] = None,
+    replies: Annotated[
+        Path | None, typer.Option(help="URL is a folder of requests: read their replies from this one.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at once.", min=1)] = 2,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Encrypt DATA here, let the server at URL decide, decrypt here.
 
     Never send the decrypted logits back to the server: SECURITY.md says why. --model accepts one model only.
+    Without a server: write requests into a folder (--plan), have it answered (`score`), read the replies (--replies).
 
     Example: quad4fhe query http://127.0.0.1:8443 test.npz -o decisions.csv
     quad4fhe query https://host:8443 test.npz --key own.key --token-file token --model ID
+    quad4fhe query batches test.npz --plan plan.json --key own.key
+    quad4fhe query batches test.npz --replies replies --key own.key
     """
     if out is not None:
         check_folder(out)
+    if plan_file is not None or replies is not None:
+        _query_folder(url, data, plan_file, replies, key, passphrase_file, ask_passphrase, clip, out, json)
+        return
+    if Path(url).is_dir():
+        raise InputError(f"{url} is a folder: add --plan to write requests there, or --replies to read the answers")
     stored = None if key is None else keys.load(key, _passphrase(passphrase_file, ask_passphrase, confirm=False))
     X, _ = read_samples(data, "test")
     with Reporter() as progress, _remote(url, model, layout, token_file, ca, patience) as remote:
-        found = remote.predict(X, key=stored, clip=clip, progress=progress)
+        found = remote.predict(X, key=stored, clip=clip, concurrency=concurrency, progress=progress)
         plan = remote.plan
     prediction = Prediction(found.decisions, found.logits)
     if out is not None:
@@ -219,6 +247,36 @@ def query_command(
         say(f"Decisions and logits are in {out}.")
 
 
+def _query_folder(
+    folder: str,
+    data: Path,
+    plan: Path | None,
+    replies: Path | None,
+    key: Path | None,
+    passphrase_file: Path | None,
+    ask_passphrase: bool,
+    clip: bool,
+    out: Path | None,
+    json: bool,
+) -> None:
+    from quad4fhe.cli.scoring import read_folder, write_folder
+
+    if folder.startswith(("http://", "https://")):
+        raise InputError("--plan and --replies are for requests in a folder; leave them out for a server")
+    if key is None:
+        raise InputError("requests in files are read back later, so their key is kept: add --key (see keygen --plan)")
+    stored = keys.load(key, _passphrase(passphrase_file, ask_passphrase, confirm=False))
+    if replies is not None:
+        if plan is not None or clip:
+            raise InputError("--plan and --clip belong to writing requests; leave them out to read --replies")
+        read_folder(Path(folder), data, replies, stored, out=out, json=json)
+        return
+    assert plan is not None
+    if out is not None:
+        raise InputError("--out belongs to reading --replies; there are no answers yet when requests are written")
+    write_folder(Path(folder), data, plan, stored, clip=clip, json=json)
+
+
 def _remote(
     url: str, model: str | None, layout: QueryLayout | None, token_file: Path | None, ca: Path | None, patience: float
 ) -> Any:
@@ -231,13 +289,6 @@ def _remote(
             trust = ssl.create_default_context(cafile=str(ca))
     chosen = None if layout is None else layout.value
     return Remote(url, model=model, layout=chosen, token=token, verify=trust, patience=patience)
-
-
-def _read_plan(file: Path) -> Plan:
-    with opened(file):
-        with parsing("the plan", "make one with: quad4fhe plan FIT --json"):
-            fields = msgspec.json.decode(file.read_bytes())
-        return Plan.from_dict(fields)
 
 
 def _first_line(file: Path, what: str) -> str:

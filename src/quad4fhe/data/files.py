@@ -45,6 +45,17 @@ def read_samples(path: str | Path, role: Role) -> Samples:
     raise InputError(f"{path}: not a samples file, wanted {', '.join(readers)}; save the samples as one of these")
 
 
+def read_class_names(path: str | Path) -> list[str] | None:
+    """The class names that an .npz archive holds as the array `classes`; None where it or its names are not there."""
+    if not Path(path).name.lower().endswith(".npz"):
+        return None
+    with opened(path) as file, open_npz(file, "write it with numpy.savez(path, X=..., y=..., classes=...)") as archive:
+        if "classes" not in archive:
+            return None
+        names = read_npz(archive, "classes")
+    return [str(name) for name in names.tolist()] if names.ndim == 1 and names.dtype.kind == "U" else None
+
+
 def _read_npz(file: Path, role: Role) -> Samples:
     with open_npz(file, "write it with numpy.savez(path, X=..., y=...)") as archive:
         suffix = _SUFFIX_OF_ROLE[role]

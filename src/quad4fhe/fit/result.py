@@ -26,6 +26,7 @@ from quad4fhe.certificate import Certificate, no_room
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import decisions
 from quad4fhe.fit.diagnostics import Agreement, Diagnostics
+from quad4fhe.fit.words import percent, verdict
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
 
@@ -246,10 +247,10 @@ class Fit:
         else:
             tau = f", tau {self.tau:.6g}" if self.tau else ""
             lines.append(("coefficients", f"alpha {self.alpha:.6g}, beta {self.beta:.6g}, eta {self.eta:.6g}{tau}"))
-        kept = f"{100 * d.calibration.agreement:.2f}% of {d.samples} decisions kept"
+        kept = f"{percent(d.calibration.agreement)} of {d.samples} decisions kept"
         lines.append(("calibration", f"{kept}, {d.calibration.mismatches} lost"))
         if d.test is not None:
-            kept = f"{100 * d.test.agreement:.2f}% of {d.test.samples} decisions kept"
+            kept = f"{percent(d.test.agreement)} of {d.test.samples} decisions kept"
             lines.append(("test", f"{kept}, {d.test.mismatches} lost"))
         for trial in d.families:
             chosen = " (chosen)" if trial.family == self.family and len(d.families) > 1 else ""
@@ -266,12 +267,18 @@ class Fit:
             lines.append(("safe rounding", f"{q.decimals} decimals or {q.bits} bits after the point"))
         return lines + [("note", note) for note in d.notes]
 
+    def __repr__(self) -> str:
+        held = self.diagnostics.calibration
+        kept = f"{held.samples - held.mismatches} of {held.samples} calibration decisions kept"
+        return f"Fit(family={self.family!r}, regime={self.regime!r}, {kept}, {self.certificate.statement})"
+
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr align='left'><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+        cell = "style='text-align: left'"
+        rows = "".join(
+            f"<tr><th scope='row' {cell}>{html.escape(name)}</th><td {cell}>{html.escape(value)}</td></tr>"
             for name, value in self.summary()
         )
-        return f"<table><caption>quad4fhe fit</caption>{cells}</table>"
+        return f"<p>{html.escape(verdict(self))}</p><table>{rows}</table>"
 
 
 def count_agreement(mlp: MLP, model: QuadraticModel, X: Any, name: str = "X") -> Agreement:

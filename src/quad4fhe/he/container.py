@@ -33,6 +33,7 @@ MAGIC = b"Q4FHE\r\n\x1a"
 _HEADER = struct.Struct("<8sHBB32s32s16s16s4IQ")
 HEADER_BYTES = _HEADER.size
 _DIGEST = 32
+_BLOCK = 2**20
 
 
 class Kind(IntEnum):
@@ -46,8 +47,20 @@ class Kind(IntEnum):
 class Readable(Protocol):
     """Anything bytes can be read from."""
 
-    def read(self, size: int, /) -> bytes:
+    def read(self, size: int, /) -> bytes | memoryview:
         """At most `size` bytes; none at the end."""
+
+
+class View:
+    """Memory, such as a mapped file, read without a copy: what is read stays a part of it."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._left = data
+
+    def read(self, size: int, /) -> memoryview:
+        """At most `size` bytes; none at the end."""
+        part, self._left = self._left[:size], self._left[size:]
+        return part
 
 
 @dataclass(frozen=True)
@@ -129,14 +142,25 @@ def peek(data: bytes) -> Claim:
     return Claim(kind, fields[0], fields[1].hex(), fields[2])
 
 
-def read_request(plan: Plan, stream: Readable) -> Request:
+def check_digest(stream: Readable, length: int) -> None:
+    """Compare the SHA-256 at the end of a container of `length` bytes with what comes before it; parse nothing."""
+    digest, left = hashlib.sha256(), length - _DIGEST
+    while left > 0:
+        part = _exactly(stream, min(left, _BLOCK))
+        digest.update(part)
+        left -= len(part)
+    _compare(stream, digest)
+
+
+def read_request(plan: Plan, stream: Readable, *, hashed: bool = False) -> Request:
     """A request whose chunks are read from the stream while they are used.
 
-    The digest is checked before the last chunk is handed out, so nothing is computed to its end on damaged bytes.
+    The digest is checked before the last chunk is handed out, so nothing is computed to its end on damaged bytes. A
+    caller whose bytes are `hashed`, by `check_digest`, does without this check, but not without any other.
     """
     header, digest = _open(plan, Kind.request, stream)
     step = batch.chunk_features(plan.chain) if plan.layout == "batch" else 1
-    chunks = _chunks(stream, form(plan, Kind.request), step, digest)
+    chunks = _chunks(stream, form(plan, Kind.request), step, None if hashed else digest)
     if plan.layout == "batch":
         return Request(header, chunks)
     return Request(header, (chunk[0].astype(np.uint64, copy=False) for chunk in chunks))
@@ -206,7 +230,7 @@ def _fields(data: bytes) -> tuple[Kind, int, tuple[Any, ...]]:
 def _open(plan: Plan, kind: Kind, stream: Readable) -> tuple[Header, Any]:
     """Read the first bytes, refuse what is not exactly what this plan prescribes, and start the digest."""
     wanted, own = form(plan, kind), _model(plan)
-    data = _exactly(stream, HEADER_BYTES)
+    data = bytes(_exactly(stream, HEADER_BYTES))
     found, width, fields = _fields(data)
     if found is not kind:
         raise InputError(f"the container holds {found.name}, wanted {kind.name}")
@@ -226,20 +250,27 @@ def _chunks(stream: Readable, wanted: Form, step: int, digest: Any) -> Iterator[
     for start in range(0, rows, step):
         count = min(step, rows - start)
         data = _exactly(stream, count * (wanted.payload // rows))
-        digest.update(data)
+        if digest is not None:
+            digest.update(data)
         chunk = np.frombuffer(data, dtype=f"<u{wanted.width}").reshape(count, *wanted.shape[1:])
         for place, q in enumerate(wanted.primes):
             if int(chunk[:, :, place].max()) >= q:
                 raise InputError(f"a residue is not below its prime {q}: the container is damaged or of another plan")
         if start + count == rows:
-            if _exactly(stream, _DIGEST) != digest.digest():
-                raise InputError("the container's SHA-256 does not match its content: it was damaged on the way")
-            if stream.read(1):
-                raise InputError("bytes follow the end of the container; send one container alone")
+            _compare(stream, digest)
         yield chunk
 
 
-def _exactly(stream: Readable, count: int) -> bytes:
+def _compare(stream: Readable, digest: Any) -> None:
+    """Read the end of a container; without a digest, only that it ends there."""
+    found = _exactly(stream, _DIGEST)
+    if digest is not None and found != digest.digest():
+        raise InputError("the container's SHA-256 does not match its content: it was damaged on the way")
+    if stream.read(1):
+        raise InputError("bytes follow the end of the container; send one container alone")
+
+
+def _exactly(stream: Readable, count: int) -> bytes | memoryview:
     parts, missing = [], count
     while missing:
         part = stream.read(missing)

@@ -111,6 +111,12 @@ class Client:
             else:
                 yield Request(header, packed.encrypt(self._secret, Z, plan.packing, plan.scales.x))
 
+    def reopen(self, nonce: bytes, count: int) -> None:
+        """Take up a request of `count` samples that an earlier client of the same key and plan made."""
+        if len(nonce) != 16 or not 1 <= count <= self.plan.per_request:
+            raise InputError("this is no request of this plan: its nonce or number of samples can't be right")
+        self._open[nonce] = count
+
     def decrypt(self, replies: Reply | Iterable[Reply]) -> Array:
         """Logits (n, K) in the order of the requests; for K >= 2 without their mean over the classes.
 

@@ -1,7 +1,7 @@
 """The HTTP server: routes, limits, and what each failure is called.
 
-Decides how much may wait and for how long. It reads a container's first bytes only, to find its plan; every payload is
-parsed in a worker process. Who is let in is left to `gate`.
+Decides how much may wait and for how long. Bodies are received by `receive` and parsed in a worker process, while their
+SHA-256 is computed here. Who is let in is left to `gate`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,32 +21,37 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from quad4fhe.circuit.plan import Plan
-from quad4fhe.errors import InputError
+from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import container
-from quad4fhe.he.container import HEADER_BYTES, Kind
+from quad4fhe.he.container import Kind
 from quad4fhe.serve.gate import Gate, refusal
 from quad4fhe.serve.hosted import Hosted, catalogue
+from quad4fhe.serve.linger import Linger
 from quad4fhe.serve.metrics import Metrics
 from quad4fhe.serve.openapi import describe_api
 from quad4fhe.serve.pool import DeadlineError, Pool, WorkerLostError
+from quad4fhe.serve.receive import OCTETS, check_head, receive
 from quad4fhe.serve.spool import KeyStore, Spool, taken
-from quad4fhe.serve.worker import Answer, Job, ModelJob, Setup
+from quad4fhe.serve.worker import Job, ModelJob, Setup
 
 log = logging.getLogger("quad4fhe.serve")
 _BLOCK = 2**20
 KEYLESS = {"Quad4FHE-Keys": "missing"}  # what tells a client that its keys are wanted from other reasons for a 404
-_OCTETS = "application/octet-stream"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much a server takes on: requests at once and waiting, seconds for each, clients whose keys are kept."""
+    """How much a server takes on.
+
+    Requests at once and waiting, seconds for each, clients whose keys are kept, and bytes of memory for each worker
+    (see `memory`; None is what the plans can need, 0 no limit).
+    """
 
     workers: int = 2
     queue: int = 8
     deadline: float = 60.0
     keys: int = 64
+    memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.queue < 0 or not 0 < self.deadline < math.inf or self.keys < 1:
@@ -56,7 +61,10 @@ class Limits:
 
 
 class Service:
-    """One server: its models, workers, keys and counters."""
+    """One server: its models, workers, keys and counters.
+
+    Calls `ready` once it takes requests; where it can't, it keeps the `failure` and calls `stop`.
+    """
 
     def __init__(
         self,
@@ -65,12 +73,15 @@ class Service:
         tokens: tuple[str, ...] = (),
         folder: Path | None = None,
         ready: Callable[[], None] = lambda: None,
+        stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.models = catalogue(hosted)
         self.limits = limits
         self._tokens = tokens
         self._folder = folder
         self._ready = ready
+        self._stop = stop
+        self.failure: InputError | None = None
         self._busy = 0
         self._uploading: set[tuple[bytes, bytes]] = set()
         self.metrics = Metrics()
@@ -91,27 +102,33 @@ class Service:
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: refusal})
         app.add_middleware(Gate, tokens=self._tokens, metrics=self.metrics)
+        app.add_middleware(Linger)
         return app
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        self.spool = Spool(self._folder)
-        try:
-            models = []
-            for one in self.models.values():
-                file = self.spool.folder / f"{one.model_id}.safetensors"
-                file.write_bytes(one.fit.to_bytes())  # a copy: the file the user gave may change while we serve
-                models.append(ModelJob(str(file), [plan.to_dict() for plan in one.plans]))
-            self.pool = Pool(Setup(models), self.limits.workers)
-            await self.pool.start()
-            log.info("serving %d models with %d workers", len(models), self.limits.workers)
-            self._ready()
+        async with contextlib.AsyncExitStack() as stack:
             try:
-                yield
-            finally:
-                await self.pool.close()
-        finally:
-            self.spool.close()
+                await self._open(stack)
+            except (Quad4FHEError, OSError) as error:
+                self.failure = InputError(f"the server can't start: {error}")
+                self._stop()
+            else:
+                self._ready()
+            yield
+
+    async def _open(self, stack: contextlib.AsyncExitStack) -> None:
+        self.spool = Spool(self._folder)
+        stack.callback(self.spool.close)
+        models = []
+        for one in self.models.values():
+            file = self.spool.folder / f"{one.model_id}.safetensors"
+            file.write_bytes(one.fit.to_bytes())  # a copy: the file the user gave may change while we serve
+            models.append(ModelJob(str(file), [plan.to_dict() for plan in one.plans]))
+        self.pool = Pool(Setup(models, self.limits.memory), self.limits.workers)
+        stack.push_async_callback(self.pool.close)
+        await self.pool.start()
+        log.info("serving %d models with %d workers", len(models), self.limits.workers)
 
     async def _health(self, _: Request) -> Response:
         alive = self.pool.alive
@@ -137,26 +154,26 @@ class Service:
     async def _evaluate(self, request: Request) -> Response:
         hosted = self._hosted(request)
         async with self._place(request, hosted.largest(Kind.request)) as deadline:
-            source, answer = self.spool.new(), self.spool.new()
-            try:
-                plan, claim = await self._receive(request, hosted, Kind.request, source, deadline)
+            with self.spool.slot() as source:
+                plan, claim = await receive(request, hosted, Kind.request, source, deadline)
+                self.metrics.bytes_in.inc(source.stat().st_size)
                 keys = None
                 if plan.layout == "packed":
                     keys = self.keys.find(plan.sha256, claim.key)
                     if keys is None:
                         raise HTTPException(404, "no evaluation keys of this name: PUT them, then ask again", KEYLESS)
-                job = Job(
-                    plan.sha256.hex(), None if keys is None else str(keys), claim.key.hex(), str(source), str(answer)
-                )
-                await self._run(job, deadline)
-                size = answer.stat().st_size
-                self.metrics.bytes_out.inc(size)
-                return StreamingResponse(
-                    _blocks(taken(answer)), media_type=_OCTETS, headers={"content-length": str(size)}
-                )
-            finally:
-                source.unlink(missing_ok=True)
-                answer.unlink(missing_ok=True)
+                answer = self.spool.new()
+                try:
+                    answer.touch(0o600)
+                    job = Job(plan.sha256.hex(), _name(keys), claim.key.hex(), str(source), str(answer))
+                    await self._checked(source, self._run(job, deadline))
+                    size = answer.stat().st_size
+                    self.metrics.bytes_out.inc(size)
+                    return StreamingResponse(
+                        _blocks(taken(answer)), media_type=OCTETS, headers={"content-length": str(size)}
+                    )
+                finally:
+                    answer.unlink(missing_ok=True)
 
     async def _keys(self, request: Request) -> Response:
         hosted = self._hosted(request)
@@ -176,7 +193,8 @@ class Service:
         async with self._place(request, hosted.largest(Kind.keys)) as deadline:
             file = self.spool.new()
             try:
-                plan, claim = await self._receive(request, hosted, Kind.keys, file, deadline)
+                plan, claim = await receive(request, hosted, Kind.keys, file, deadline)
+                self.metrics.bytes_in.inc(file.stat().st_size)
                 if claim.key != key_id:
                     raise HTTPException(400, "the keys are named otherwise inside; PUT them under their own name")
                 if self.keys.find(plan.sha256, key_id) is not None or (plan.sha256, key_id) in self._uploading:
@@ -202,10 +220,9 @@ class Service:
     @contextlib.asynccontextmanager
     async def _place(self, request: Request, largest: int) -> AsyncIterator[float]:
         """A place among the requests that are worked on or wait; gives the deadline."""
-        _check_head(request, largest)
+        check_head(request, largest)
         deadline = asyncio.get_running_loop().time() + self.limits.deadline
         if self._busy >= self.limits.workers + self.limits.queue:
-            await _drain(request, largest, deadline)
             wait = max(1, math.ceil(self.metrics.usual_seconds))  # from queue to answer, so the queue is in it
             raise HTTPException(429, "the queue is full; send the request again later", {"Retry-After": str(wait)})
         self._busy += 1
@@ -214,40 +231,23 @@ class Service:
         except ClientDisconnect:
             log.info("a client left before its upload was complete")
             raise HTTPException(400, "the upload is not complete") from None
-        finally:
-            self._busy -= 1
-
-    async def _receive(
-        self, request: Request, hosted: Hosted, kind: Kind, target: Path, deadline: float
-    ) -> tuple[Plan, container.Claim]:
-        """Spool a body, and refuse it as soon as it is not what its first bytes claim or too long."""
-        limit = hosted.largest(kind)
-        found: tuple[Plan, container.Claim] | None = None
-        head, seen = b"", 0
-        try:
-            async with asyncio.timeout_at(deadline):
-                with target.open("wb") as file:
-                    async for part in request.stream():
-                        seen += len(part)
-                        if seen > limit:
-                            raise HTTPException(413, f"the body is longer than the {limit} bytes this plan prescribes")
-                        if found is None:
-                            head += part[:HEADER_BYTES]
-                            if len(head) >= HEADER_BYTES:
-                                found = _claimed(head, hosted, kind)
-                                limit = container.size(found[0], kind)
-                        file.write(part)
-        except TimeoutError:
-            raise HTTPException(408, f"the upload took longer than {self.limits.deadline:g} seconds") from None
         except OSError as error:
             log.error("can't spool a request: %s", error.strerror)
             raise HTTPException(503, "the server has no room for the request", {"Retry-After": "10"}) from None
-        self.metrics.bytes_in.inc(seen)
-        if found is None or seen != limit:
-            raise HTTPException(400, f"the body has {seen} bytes, wanted {limit}")
-        return found
+        finally:
+            self._busy -= 1
 
-    async def _run(self, job: Job, deadline: float) -> Answer:
+    async def _checked(self, body: Path, answering: Coroutine[Any, Any, None]) -> None:
+        """Compute the SHA-256 of a body here while a worker answers; no answer leaves before both are done."""
+        damage = asyncio.create_task(asyncio.to_thread(_damage, body))
+        try:
+            await answering
+        finally:
+            await asyncio.wait([damage])  # after this the file is another request's
+        if (said := damage.result()) is not None:
+            raise HTTPException(400, said)
+
+    async def _run(self, job: Job, deadline: float) -> None:
         try:
             with self.metrics.job():
                 answer = await self.pool.run(job, deadline)
@@ -255,44 +255,24 @@ class Service:
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
         except DeadlineError as error:
             raise HTTPException(504, str(error)) from None
+        if answer.full:
+            raise HTTPException(503, answer.error, {"Retry-After": "10"})
         if answer.error is not None:
             raise HTTPException(404, answer.error, KEYLESS) if answer.keyless else HTTPException(400, answer.error)
-        return answer
 
 
-def _check_head(request: Request, largest: int) -> None:
-    headers = request.headers
-    if headers.get("content-encoding", "identity") != "identity":
-        raise HTTPException(415, "compressed bodies are not read; ciphertexts do not compress")
-    if headers.get("content-type", "").partition(";")[0].strip() != _OCTETS:
-        raise HTTPException(415, f"the body's content type must be {_OCTETS}")
-    length = headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > largest:
-        raise HTTPException(413, f"the body is longer than {largest} bytes, the most this model takes")
+def _damage(body: Path) -> str | None:
+    """What a container's SHA-256 says against it."""
+    with body.open("rb", buffering=0) as file:
+        try:
+            container.check_digest(file, body.stat().st_size)
+        except InputError as error:
+            return str(error)
+    return None
 
 
-def _claimed(head: bytes, hosted: Hosted, kind: Kind) -> tuple[Plan, container.Claim]:
-    try:
-        claim = container.peek(head)
-    except InputError as error:
-        raise HTTPException(400, str(error)) from None
-    plan = hosted.by_hash(claim.plan)
-    if plan is None or claim.model != hosted.model_id:
-        raise HTTPException(400, "the container was made for another plan or model; fetch the plan and encrypt again")
-    if claim.kind is not kind or (kind is Kind.keys and plan.layout != "packed"):
-        raise HTTPException(400, f"the container holds {claim.kind.name}, wanted {kind.name}")
-    return plan, claim
-
-
-async def _drain(request: Request, largest: int, deadline: float) -> None:
-    """Read a body to nowhere: a client that is still sending would not see the answer."""
-    seen = 0
-    with contextlib.suppress(TimeoutError, ClientDisconnect):
-        async with asyncio.timeout_at(deadline):
-            async for part in request.stream():
-                seen += len(part)
-                if seen > largest:
-                    return
+def _name(file: Path | None) -> str | None:
+    return None if file is None else str(file)
 
 
 async def _blocks(file: BinaryIO) -> AsyncIterator[bytes]:

@@ -14,7 +14,7 @@ import sys
 
 import msgspec
 
-from quad4fhe.errors import Quad4FHEError
+from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.serve.worker import Answer, Job, Setup
 
 log = logging.getLogger("quad4fhe.serve")
@@ -73,7 +73,7 @@ class Pool:
         return sorted(worker.process.pid for worker in self._alive)
 
     async def start(self) -> None:
-        """Start every worker; raises WorkerLostError if one does not come up."""
+        """Start every worker; raises WorkerLostError if one does not come up, InputError if it says why."""
         try:
             for worker in await asyncio.gather(*(self._spawn() for _ in range(self._count))):
                 self._idle.put_nowait(worker)
@@ -131,7 +131,9 @@ class Pool:
         self._alive.add(worker)
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await worker.ask(self._setup)
+                answer = await worker.ask(self._setup)
+            if answer.error is not None:
+                raise InputError(answer.error)
         except BaseException:
             self._alive.discard(worker)
             await worker.end()

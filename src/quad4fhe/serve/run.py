@@ -87,7 +87,11 @@ def serve(
     listener = _listen(address)
     host = f"[{address.host}]" if ":" in address.host else address.host
     url = f"{'http' if address.certificate is None else 'https'}://{host}:{listener.getsockname()[1]}"
-    service = Service(hosted, limits, tokens, folder, lambda: ready(url))
+
+    def stop() -> None:
+        server.should_exit = True
+
+    service = Service(hosted, limits, tokens, folder, lambda: ready(url), stop)
     config = uvicorn.Config(
         service.app(),
         log_config=None,
@@ -111,6 +115,8 @@ def serve(
                 f"{address.certificate}: TLS can't use it with its key ({one_line(error)}); give both as PEM"
             ) from error
         server.run(sockets=[listener])
+    if service.failure is not None:
+        raise service.failure
     if not server.started:
         raise InputError("the server did not start; its log says why")
 

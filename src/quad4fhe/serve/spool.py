@@ -1,14 +1,18 @@
 """Files between the server and its workers, and the clients' evaluation keys.
 
-Decides where payloads lie while they wait (a folder that only its owner can enter), how many clients' keys are kept,
-and who gives way: the one used longest ago. What is in the files is left to `container`.
+Decides where payloads lie while they wait (a folder that only its owner can enter), that the files of requests are used
+again (pages that are there already cost a third), how many clients' keys are kept, and who gives way: the one used
+longest ago. What is in the files is left to `container`.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,11 +23,21 @@ class Spool:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="quad4fhe-", dir=folder))
         self._number = 0
+        self._free: list[Path] = []
 
     def new(self) -> Path:
         """A name that is not taken."""
         self._number += 1
         return self.folder / f"{self._number}.part"
+
+    @contextmanager
+    def slot(self) -> Iterator[Path]:
+        """A file for one request, which another one gets afterwards; as many exist as were ever needed at once."""
+        path = self._free.pop() if self._free else self.new()
+        try:
+            yield path
+        finally:
+            self._free.append(path)
 
     def close(self) -> None:
         """Remove the folder."""
@@ -57,6 +71,32 @@ class KeyStore:
             _, oldest = self._files.popitem(last=False)
             oldest.unlink(missing_ok=True)
         self._files[plan, key_id] = file
+
+
+class Incoming:
+    """A body on its way into a file, over whatever the file held. Where the disk is full its room is given back."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+
+    def __enter__(self) -> Incoming:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, part: bytes) -> None:
+        """Append; raises OSError where there is no room."""
+        try:
+            while part:
+                part = part[self._file.write(part) :]
+        except OSError:
+            self._file.truncate(0)
+            raise
+
+    def end(self) -> None:
+        """What is left of an earlier, longer body goes."""
+        self._file.truncate()
 
 
 def taken(path: Path) -> BinaryIO:

@@ -1,11 +1,14 @@
 """A worker process: the only place where a stranger's payload is parsed and computed on; it can be killed at any time.
 
 Reads one job per line on standard input, answers with one line on standard output; payloads are files that the server
-spooled. Decides how many clients' keys it holds at once; deadlines and restarts are left to `pool`.
+spooled. Decides how many clients' keys it holds at once; how much memory that may take is left to `memory`, deadlines
+and restarts to `pool`, and the SHA-256 of a payload to the server, which computes it meanwhile.
 """
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import signal
 import sys
@@ -23,8 +26,10 @@ from quad4fhe.fit.result import Fit
 from quad4fhe.he import container
 from quad4fhe.he.container import Kind
 from quad4fhe.he.session import Header, Request, Server
+from quad4fhe.serve.memory import limit_memory, need
 
 KEYS_AT_ONCE = 16  # clients' evaluation keys in memory; more are read again from the spool
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WARM = 2**26  # bytes of the largest request that is evaluated once beforehand
 
 
@@ -36,9 +41,10 @@ class ModelJob(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first line a worker reads."""
+    """The first line a worker reads. `memory` is how many bytes it may use; without it, what its plans can need."""
 
     models: list[ModelJob]
+    memory: int | None = None
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -52,10 +58,14 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How it went; `error` is for the client, in one line; `keyless` where its keys gave way in the meantime."""
+    """How it went; `error` is for the client, in one line.
+
+    `keyless` where its keys gave way in the meantime, `full` where there was no memory or no room on the disk.
+    """
 
     error: str | None = None
     keyless: bool = False
+    full: bool = False
 
 
 class Worker:
@@ -70,6 +80,7 @@ class Worker:
                 plan = Plan.from_dict(fields)
                 self._servers[plan.sha256.hex()] = server = Server(fit, plan)
                 _warm_up(server)
+        limit_memory(setup.memory, sum(need(server.plan, KEYS_AT_ONCE) for server in self._servers.values()))
 
     def do(self, job: Job) -> Answer:
         """Carry out a job; what the client did wrong is an answer, anything else ends the process."""
@@ -84,7 +95,19 @@ class Worker:
                 self._evaluate(server, job.request, job.reply)
         except InputError as error:
             return Answer(error=" ".join(str(error).split()))
+        except MemoryError:
+            self._drop_keys()
+            return Answer(error="the request needs more memory than a worker of this server has", full=True)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return Answer(error="the server has no room for the reply", full=True)
         return Answer()
+
+    def _drop_keys(self) -> None:
+        for plan, key_id in self._recent:
+            self._servers[plan].forget(bytes.fromhex(key_id))
+        self._recent.clear()
 
     def _hold(self, server: Server, job: Job) -> None:
         assert job.keys is not None
@@ -104,8 +127,9 @@ class Worker:
 
     def _evaluate(self, server: Server, request: str, reply: str) -> None:
         with Path(request).open("rb") as file:
-            answer = server.evaluate(container.read_request(server.plan, file))
-        with Path(reply).open("wb") as out:
+            view = container.View(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        answer = server.evaluate(container.read_request(server.plan, view, hashed=True))
+        with Path(reply).open("r+b") as out:  # the server made it: a worker that is too late leaves nothing behind
             for part in container.write_reply(server.plan, answer):
                 out.write(part)
 
@@ -117,6 +141,7 @@ def _warm_up(server: Server) -> None:
         return
     header = Header(plan.sha256, plan.model_id, bytes(16), bytes(16))
     zeros = np.zeros(container.form(plan, Kind.request).shape, dtype=np.uint32)
+    zeros.flags.writeable = False  # as a request's are: kernels are compiled for either
     server.evaluate(Request(header, [zeros]))
 
 
@@ -135,7 +160,11 @@ def main() -> None:
     say = _lines(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
     stdin = sys.stdin.buffer
-    worker = Worker(msgspec.json.decode(stdin.readline(), type=Setup))
+    try:
+        worker = Worker(msgspec.json.decode(stdin.readline(), type=Setup))
+    except InputError as error:
+        say(Answer(error=str(error)))
+        return
     say(Answer())
     for line in stdin:
         say(worker.do(msgspec.json.decode(line, type=Job)))

@@ -1,0 +1,184 @@
+"""The encrypted tables: our folded circuits, and minimum configuration, operations and precision of the paper's."""
+
+from __future__ import annotations
+
+from quad4fhe.experiments.published import CIRCUITS, OPERATIONS
+from quad4fhe.experiments.records import Circuit, Encrypted, Record
+from quad4fhe.experiments.schedule import ALL_SETS, CKKS_SETS
+from quad4fhe.experiments.tables.shape import (
+    NONE,
+    NOT_RUN,
+    Runs,
+    fit_named,
+    missing,
+    percent,
+    signed,
+    table,
+    title,
+    whole,
+)
+
+SWEEP = (25, 30, 35, 40, 45)
+
+
+def folded(runs: Runs) -> str:
+    """Every fit of every set as a folded circuit: plan, bill, and real encryption of test samples."""
+    head = ["set", "fit", "layout", "precision", "N", "log Q", "up / sample", "down / sample", "keys"]
+    head += ["server µs / sample", "client µs / sample", "tried", "changed", "clipped", "Agr.", "acc."]
+    rows = []
+    for name in ALL_SETS:
+        record = runs.get("families", name, runs.width(name))
+        if record is None:
+            rows.append(missing(title(name), len(head)))
+            continue
+        shown = title(name, record)
+        for each in _chosen(record):
+            rows.append([shown, _label(record, each.fit), *_plan(each)])
+            shown = ""
+    return table(head, rows)
+
+
+def _chosen(record: Record) -> list[Encrypted]:
+    """The paper's fit, and the best of ours, which is auto's family."""
+    auto = fit_named(record, "auto")
+    family = "paper" if auto is None or auto.family == "shared" else auto.family
+    best = "polished" if family == "paper" and any(e.fit == "polished" for e in record.encrypted) else family
+    return [each for each in record.encrypted if each.fit in ("paper", best)]
+
+
+def _label(record: Record, fit: str) -> str:
+    auto = fit_named(record, "auto")
+    return f"{fit} (auto)" if auto is not None and auto.family == fit else fit
+
+
+def _plan(each: Encrypted) -> list[str]:
+    n = each.samples
+    server, client = 1e6 * each.server_seconds / n, 1e6 * each.client_seconds / n
+    return [
+        each.layout,
+        each.precision,
+        str(each.ring),
+        str(each.bits),
+        _bytes(each.upload_bytes / n),
+        _bytes(each.download_bytes / n),
+        _bytes(each.key_bytes) if each.key_bytes else "none",
+        f"{server:.3g}",
+        f"{client:.3g}",
+        whole(each.tried),
+        whole(each.changed),
+        whole(each.clipped),
+        percent(each.agreement),
+        percent(each.accuracy),
+    ]
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def minimum(runs: Runs) -> str:
+    """Each scheme in the paper's minimum configuration, the least one we found feasible, and our folded circuit."""
+    head = ["task", "activation", "paper: acc.", "depth, log Q", "ms", "speed-up over Remez-7"]
+    head += ["ours there: acc.", "mismatches", "server ms", "speed-up", "least feasible: N, depth, log Q", "server ms"]
+    rows = []
+    for name in CKKS_SETS:
+        record = runs.get("ckks", name)
+        published = [each for each in CIRCUITS if each.task == name]
+        slowest = next(each for each in published if each.scheme == "Remez-7")
+        base = _paper_row(record, "Remez-7")
+        shown = title(name, record)
+        for theirs in published:
+            size = f"{theirs.depth}, {theirs.log_q}"
+            speed = f"{slowest.total_ms / theirs.total_ms:.2f}"
+            row = [shown, theirs.scheme, f"{theirs.accuracy:.2f}", size, f"{theirs.total_ms:.2f}", speed]
+            shown = ""
+            rows.append([*row, *_ours(record, base, theirs.scheme)])
+        families = runs.get("families", name)
+        for each in families.encrypted if families is not None else []:
+            if each.fit == "paper" and each.layout == "batch":
+                took = 1e3 * each.server_seconds / each.samples
+                label = f"folded Quad, batch, {each.precision}"
+                there = [percent(each.accuracy), f"{each.changed} of {each.tried}", "", ""]
+                rows.append(["", label, "", "", "", "", *there, f"{each.ring}, 3, {each.bits}", f"{took:.3g}"])
+    return table(head, rows)
+
+
+def _paper_row(record: Record | None, scheme: str) -> Circuit | None:
+    """A scheme at N = 2^14 and scale 2^40, which is the paper's minimum configuration."""
+    found = [] if record is None else record.sweep
+    return next((each for each in found if each.scheme == scheme and each.log2_scale == 40 and each.samples), None)
+
+
+def _ours(record: Record | None, base: Circuit | None, scheme: str) -> list[str]:
+    if record is None:
+        return [NOT_RUN, *([NONE] * 5)]
+    own = _paper_row(record, scheme)
+    cells = [NONE] * 4
+    if own is not None:
+        ratio = NONE
+        if base is not None and base.server_seconds and own.server_seconds:
+            ratio = f"{base.server_seconds / own.server_seconds:.2f}"
+        cells = [percent(own.accuracy), f"{own.mismatches} of {own.samples}", _milliseconds(own), ratio]
+    least = next((each for each in record.minimum if each.scheme == scheme and each.feasible), None)
+    if least is None:
+        return [*cells, "none", NONE]
+    return [*cells, f"{least.ring}, {least.depth}, {least.log_q}", _milliseconds(least)]
+
+
+def _milliseconds(circuit: Circuit) -> str:
+    taken = circuit.server_seconds
+    return NONE if taken is None else f"{1e3 * taken / circuit.samples:.3g}"
+
+
+def operations(runs: Runs) -> str:
+    """Operations on ciphertexts for one batch: published, counted in our run of the paper's circuit, and folded."""
+    head = ["task", "scheme", "", "enc.", "ct-ct", "ct-pt", "rotations", "rescales", "relin.", "depth"]
+    rows = []
+    for name in CKKS_SETS:
+        record = runs.get("ckks", name)
+        shown = title(name, record)
+        for theirs in (each for each in OPERATIONS if each.task == name):
+            counts = (theirs.encryptions, theirs.ct_ct, theirs.ct_pt, theirs.rotations, theirs.rescales)
+            rows.append([shown, theirs.scheme, "paper", *map(str, counts), NONE, NONE])
+            shown = ""
+            own = None if record is None else next((o for o in record.operations if o.scheme == theirs.scheme), None)
+            if own is None:
+                rows.append(["", "", NOT_RUN, *([""] * 7)])
+                continue
+            mine = (own.encryptions, own.ct_ct, own.ct_pt, own.rotations, own.rescales)
+            rows.append(["", "", "ours", *map(str, mine), str(own.relinearisations), str(own.depth)])
+            moved = [signed(a - b, 0) for a, b in zip(mine, counts, strict=True)]
+            rows.append(["", "", "difference", *moved, "", ""])
+        for own in record.operations if record is not None else []:
+            if own.scheme.startswith("folded"):
+                counted = (own.encryptions, own.ct_ct, own.ct_pt, own.rotations, own.rescales)
+                cells = (*counted, own.relinearisations, own.depth)
+                rows.append(["", own.scheme, "ours", *(f"{value:,}" for value in cells)])
+    return table(head, rows)
+
+
+def sweep(runs: Runs) -> str:
+    """The precision sweep: decisions that differ from the same circuit in the clear, and the largest logit error."""
+    head = ["task", "activation", *(f"2^{scale}" for scale in SWEEP)]
+    rows = []
+    for name in CKKS_SETS:
+        record = runs.get("ckks", name)
+        if record is None:
+            rows.append(missing(title(name), len(head)))
+            continue
+        shown = title(name, record)
+        for scheme in dict.fromkeys(each.scheme for each in record.sweep):
+            by_scale = {each.log2_scale: each for each in record.sweep if each.scheme == scheme}
+            rows.append([shown, scheme, *(_swept(by_scale.get(scale)) for scale in SWEEP)])
+            shown = ""
+    return table(head, rows)
+
+
+def _swept(each: Circuit | None) -> str:
+    if each is None or each.samples == 0 or each.max_error is None:
+        return NONE
+    return f"{each.mismatches} of {each.samples}, {each.max_error:.1e}"

@@ -1,0 +1,126 @@
+"""A report as an object: findings, pictures, page, and the files they become.
+
+Decides what is written where, each file whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from numpy.typing import ArrayLike
+
+from quad4fhe._files import write_atomically
+from quad4fhe._progress import Progress, silent
+from quad4fhe.errors import InputError
+from quad4fhe.fit import Fit
+from quad4fhe.fit.words import verdict
+from quad4fhe.report.drawing import Picture, require_matplotlib
+from quad4fhe.report.findings import Findings, Options, find
+from quad4fhe.report.page import page
+from quad4fhe.report.pictures import pictures
+from quad4fhe.report.source import Source
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What was found about a fit, ready to be shown."""
+
+    findings: Findings
+    source: Source
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence or two."""
+        test = self.findings.test
+        return verdict(self.findings.fit, None if test is None else test.agreement)
+
+    @cached_property
+    def pictures(self) -> list[Picture]:
+        """The pictures, in the order of the page."""
+        return pictures(self.findings)
+
+    def html(self) -> str:
+        """The page: one document that needs no other file and no network."""
+        return page(self.findings, self.pictures, self.source)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page, whole or not at all."""
+        checked = check_page_path(path)
+        write_atomically(checked, self.html().encode())
+        return checked
+
+    def save_pictures(self, folder: str | Path) -> list[Path]:
+        """Write every picture as SVG and PNG into a folder, which is made if it is not there."""
+        place = Path(folder)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"can't make the folder {place}: {error.strerror or error}") from None
+        written = []
+        for picture in self.pictures:
+            for suffix, data in (("svg", picture.svg()), ("png", picture.png())):
+                written.append(place / f"{picture.name}.{suffix}")
+                write_atomically(written[-1], data)
+        return written
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the page says, as plain data for JSON; the fit itself is in its own file."""
+        found = self.findings
+        test = found.test
+        return {
+            "verdict": self.verdict,
+            "classes": found.classes,
+            "verified": msgspec.to_builtins(found.verified),
+            "calibration": msgspec.to_builtins(found.calibration.agreement),
+            "test": None if test is None else msgspec.to_builtins(test.agreement),
+            "accuracy": None
+            if test is None or test.accuracy is None
+            else dict(zip(("relu", "replacement"), test.accuracy, strict=True)),
+            "by_class": {
+                "calibration": msgspec.to_builtins(found.calibration.by_class()),
+                "test": None if test is None else msgspec.to_builtins(test.by_class()),
+            },
+            "changes": [{"from": a, "to": b, "samples": n} for a, b, n in found.calibration.changes()],
+            "ladder": [msgspec.to_builtins(asdict(rung)) for rung in found.ladder],
+            "plans": [plan.to_dict() for plan in found.plans],
+            "pictures": [{"name": p.name, "title": p.title, "alt": p.alt} for p in self.pictures],
+        }
+
+
+def report(
+    fit: Fit,
+    X_cal: ArrayLike,
+    X_test: ArrayLike | None = None,
+    y_test: ArrayLike | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    options: Options | None = None,
+    source: Source | None = None,
+    progress: Progress = silent,
+) -> Report:
+    """Find out everything a report shows about `fit` on its calibration data X_cal (n, d) and, if given, on X_test.
+
+    `y_test` are class ids or names and add accuracies, `classes` names the classes, `options` says how far to go and
+    for how many samples to plan, `source` which files the commands on the page name. Raises CertificateError where the
+    certificate of the fit does not hold.
+    """
+    require_matplotlib()
+    found = find(fit, X_cal, X_test, y_test, classes=classes, options=options, progress=progress)
+    progress("pictures", 0, 0)
+    return Report(found, source or Source())
+
+
+def check_page_path(path: str | Path) -> Path:
+    """Refuse, before any work is done, a place where a page can't be saved."""
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"a report is saved as .html, not {path.name!r}; choose a name such as report.html")
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"would be in {path.parent}, which does not exist"
+        raise InputError(f"{path} {what}; choose a file in an existing folder")
+    return path

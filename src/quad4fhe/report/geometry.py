@@ -1,0 +1,97 @@
+"""The lifted plane of a binary model as a picture needs it: hulls, closest pair, separating line.
+
+Decides which of these a fit has: a line only where one shared quadratic decides, a closest pair only where the line
+was placed by it. The geometry itself is that of `fit.planar` and `fit.reduced`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from quad4fhe._arrays import Array, BoolArray
+from quad4fhe.fit import Fit
+from quad4fhe.fit.planar import Separation, hull, separate
+from quad4fhe.fit.reduced import ReducedHull, closest
+from quad4fhe.lift import Plane
+
+_DIRECTIONS = 720  # in which the outline of a reduced hull is sampled
+
+
+@dataclass(frozen=True, eq=False)
+class PlaneView:
+    """Points (n, 2) with columns Q and H, which are positive, and what can be drawn around them.
+
+    `hulls` are those of the positive and the negative class, `reduced` those of the regime's cap. `pair` (2, 2) holds
+    the closest points u* and v*. `line` = (p, q, r) is p Q + q H + r = 0.
+    """
+
+    points: Array
+    positive: BoolArray
+    hulls: tuple[Array, Array]
+    reduced: tuple[Array, Array] | None
+    pair: Array | None
+    line: tuple[float, float, float] | None
+
+    @property
+    def distance(self) -> float | None:
+        """The distance of the closest pair."""
+        return None if self.pair is None else float(np.hypot(*(self.pair[0] - self.pair[1])))
+
+
+def plane_view(fit: Fit, plane: Plane) -> PlaneView:
+    """What can be drawn of `fit` in the plane of its calibration set."""
+    sides = (np.flatnonzero(plane.positive), np.flatnonzero(~plane.positive))
+    plus, minus = (plane.points[hull(plane.points, members)] for members in sides)
+    line, reduced, pair = None, None, None
+    if fit.family == "shared":
+        line = (fit.alpha, fit.beta, fit.eta * plane.B + (1 - fit.beta) * plane.b - fit.tau)
+        if fit.regime == "hard":
+            pair = _closest_pair(plane)
+        elif (mu := _cap(fit, plane)) is not None and (found := closest(plane, mu)) is not None:
+            pair = np.stack([found.u, found.v])
+            reduced = (
+                _outline(plane.points[plane.positive], mu),
+                _outline(plane.points[~plane.positive], mu),
+            )
+    return PlaneView(plane.points, plane.positive, (plus, minus), reduced, pair, line)
+
+
+def _cap(fit: Fit, plane: Plane) -> float | None:
+    """The cap whose reduced hulls placed the line: that of rch, or twice the weight of soft without a polish."""
+    if fit.diagnostics.mu is not None:
+        return fit.diagnostics.mu
+    pairwise = plane.B == 0 and fit.threshold == "zero"
+    if re.fullmatch(r"soft\(.*\)", fit.regime) and fit.diagnostics.weight is not None and not pairwise:
+        return 2 * fit.diagnostics.weight
+    return None
+
+
+def _closest_pair(plane: Plane) -> Array | None:
+    found = separate(plane)
+    if not isinstance(found, Separation):
+        return None
+    plus, minus = (plane.points[ends] for ends in found.closest)
+    # Two convex sets in the plane that do not meet are closest at a vertex of one of them.
+    candidates = [np.stack([u, _nearest(minus, u)]) for u in plus] + [np.stack([_nearest(plus, v), v]) for v in minus]
+    return min(candidates, key=lambda pair: float(np.hypot(*(pair[0] - pair[1]))))
+
+
+def _nearest(ends: Array, point: Array) -> Array:
+    """The point of the segment between `ends` (1 or 2, 2) nearest to `point`."""
+    a, along = ends[0], ends[-1] - ends[0]
+    length = float(along @ along)
+    share = 0.0 if length == 0 else min(1.0, max(0.0, float((point - a) @ along) / length))
+    out: Array = a + share * along
+    return out
+
+
+def _outline(points: Array, mu: float) -> Array:
+    reduced = ReducedHull(points, mu)
+    scale = np.maximum(np.ptp(points, axis=0), 1e-300)  # so that directions are even on the paper
+    angles = np.linspace(0, 2 * np.pi, _DIRECTIONS, endpoint=False)
+    corners = np.array([reduced.support(float(np.cos(a)) / scale[0], float(np.sin(a)) / scale[1]) for a in angles])
+    corners = np.unique(corners, axis=0)
+    return corners[hull(corners, np.arange(len(corners)))]

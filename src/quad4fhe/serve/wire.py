@@ -1,0 +1,137 @@
+"""One message to a server and its answer over HTTP.
+
+Decides what is asked again and how long: only what gives the same answer twice, which every route of the service does,
+and as the same bytes. An answer longer than it may be is not read to its end. What the bytes mean is left to `client`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import time
+from collections.abc import Iterator
+from typing import IO, Any
+
+import msgspec
+
+from quad4fhe.errors import InputError, MissingExtraError, Quad4FHEError
+
+try:
+    import httpx
+except ImportError:
+    raise MissingExtraError("httpx", "serve", "the client of a server") from None
+
+_BLOCK = 2**20
+_LONGEST_PAUSE = 30.0
+_AGAIN = (408, 429, 503)  # refused before or without an answer: the same request may succeed later
+
+
+class ServiceError(Quad4FHEError):
+    """The server can't be reached, or refuses; nothing is known about the samples' decisions."""
+
+
+class KeylessError(ServiceError):
+    """The server does not have this client's evaluation keys."""
+
+
+class TakenError(ServiceError):
+    """The server has keys of this name already."""
+
+
+class _LaterError(ServiceError):
+    def __init__(self, message: str, after: float) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class Wire:
+    """A connection to a server; `patience` is how many seconds one message may take, attempts and pauses included."""
+
+    def __init__(self, url: str, token: str | None, verify: Any, patience: float) -> None:
+        headers = {"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+        self._patience = patience
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, verify=verify, timeout=patience)
+            _check_address(url, self._http.base_url, token)
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise InputError(f"{url!r} or its token can't be used: {error}; wanted https://host:port") from None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def ask(self, method: str, path: str, body: IO[bytes] | None, size: int, longest: int) -> bytes:
+        """One message, with pauses and further attempts as long as patience lasts."""
+        deadline = time.monotonic() + self._patience
+        pause = 0.2
+        while True:
+            if body is not None:
+                body.seek(0)
+            try:
+                return self._once(method, path, body, size, longest)
+            except _LaterError as error:
+                # Jitter, so that clients that were refused together do not come back together.
+                wait = max(error.after, pause * random.uniform(0.5, 1.0))
+                if time.monotonic() + wait > deadline:
+                    raise ServiceError(f"{error}; gave up after {self._patience:g} seconds") from None
+                time.sleep(wait)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _once(self, method: str, path: str, body: IO[bytes] | None, size: int, longest: int) -> bytes:
+        headers = {} if body is None else {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+        content = None if body is None else _blocks(body)
+        try:
+            with self._http.stream(method, path, content=content, headers=headers) as response:
+                good = response.status_code in (200, 204)
+                data = _bounded(response, longest if good else 2**16)
+        except httpx.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise ServiceError(f"the server's certificate is not trusted: {error}; see --ca") from None
+            raise _LaterError(f"the server can't be reached: {error or type(error).__name__}", 0.0) from None
+        if good:
+            return data
+        said = _message(data)
+        status = response.status_code
+        if status in _AGAIN:
+            after = response.headers.get("retry-after", "0")
+            seconds = min(float(after), _LONGEST_PAUSE) if after.isdecimal() else 0.0
+            raise _LaterError(f"the server is busy ({status}: {said})", seconds)
+        if status == 404 and "quad4fhe-keys" in response.headers:
+            raise KeylessError(said)
+        if status == 409:
+            raise TakenError(said)
+        raise ServiceError(f"the server refused {method} {path.partition('?')[0]} ({status}): {said}")
+
+
+def _check_address(url: str, parsed: httpx.URL, token: str | None) -> None:
+    if parsed.scheme not in ("http", "https"):
+        raise InputError(f"{url!r} is not the address of a server; wanted https://host:port")
+    try:
+        local = ipaddress.ip_address(parsed.host).is_loopback
+    except ValueError:
+        local = parsed.host == "localhost"
+    if token is not None and parsed.scheme == "http" and not local:
+        raise InputError(f"a token would travel to {parsed.host} in the clear; use https://")
+
+
+def _message(data: bytes) -> str:
+    """What the server said, made safe for a terminal."""
+    try:
+        text = str(msgspec.json.decode(data)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        text = "no reason given"
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())[:300]
+
+
+def _bounded(response: httpx.Response, longest: int) -> bytes:
+    out = bytearray()
+    for part in response.iter_raw(_BLOCK):
+        out += part
+        if len(out) > longest:
+            raise ServiceError(f"the server sent more than the {longest} bytes it may; not trusted")
+    return bytes(out)
+
+
+def _blocks(body: IO[bytes]) -> Iterator[bytes]:
+    while block := body.read(_BLOCK):
+        yield block
