@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - so that the interpreter's last flush does not fail again
         return _fail(f"the output could not be written: {error.strerror}", 2, json=False)
-    except Exception as error:
+    except Exception as error:  # passed on below unless it is Typer's
         # Typer reports what it could not parse with its own classes, whose package depends on its version.
         show = getattr(error, "format_message", None)
         if show is None:
