@@ -137,7 +137,7 @@ def _run(words: list[str], json: bool) -> int:
         return _unread()
     except OSError:
         raise
-    except Exception as error:
+    except Exception as error:  # passed on below unless it is Typer's
         # Typer reports what it could not parse with its own classes, whose package depends on its version.
         show = getattr(error, "format_message", None)
         if show is None:
