@@ -184,3 +184,12 @@ def test_an_empty_test_set_and_labels_of_another_are_refused() -> None:
         find(PLANE, PLANE_X, PLANE_X[:0])
     with pytest.raises(InputError, match="y_test has shape"):
         find(PLANE, PLANE_X, PLANE_X[:5], np.zeros(4, dtype=int))
+
+
+def test_a_cross_validated_estimate_stands_beside_the_fit_it_is_about() -> None:
+    for own, X in ((plane("unitwise"), PLANE_X), (pairs("head"), PAIRS_X)):
+        rungs = climb(own, None, X, None, "shared")
+        about = [rung for rung in rungs if rung.estimate is not None]
+        assert [rung.estimate.family for rung in about if rung.estimate] == ["shared", own.family]
+        assert [rung.name for rung in about][1] == own.family
+        assert all(rung.calibration is not None for rung in about)
