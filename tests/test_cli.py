@@ -210,7 +210,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     words = [
         sys.executable,
         "-c",
-        "from quad4fhe.cli import entry_point; entry_point()",
+        "from quad4fhe_start import entry_point; entry_point()",
         "fit",
         "model.npz",
         "calib.npz",

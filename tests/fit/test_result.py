@@ -66,7 +66,7 @@ def test_an_unusable_place_is_refused(tmp_path: Path, name: str, says: str) -> N
 def test_what_is_not_a_fit_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "fit.safetensors"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="is not a fit file") as caught:
+    with pytest.raises(InputError, match=r"is not a fit file|the file is empty") as caught:
         Fit.load(path)
     assert "\n" not in str(caught.value)
 

@@ -25,7 +25,6 @@ from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNot
 
 app = Manual(
     name="quad4fhe",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
@@ -65,12 +64,16 @@ commands and options."""
 
 @app.callback(invoke_without_command=True, epilog=ROOT_EPILOG)
 def root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     """Run a trained one-hidden-layer ReLU classifier on encrypted data, keeping its decisions."""
     if version:
         typer.echo(f"quad4fhe {quad4fhe.__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
 def print_table(title: str, lines: list[tuple[str, str]]) -> None:
@@ -134,7 +137,7 @@ def _run(words: list[str], json: bool) -> int:
         return _unread()
     except OSError:
         raise
-    except Exception as error:
+    except Exception as error:  # passed on below unless it is Typer's
         # Typer reports what it could not parse with its own classes, whose package depends on its version.
         show = getattr(error, "format_message", None)
         if show is None:
@@ -173,5 +176,5 @@ def _fail(message: str, code: int, json: bool) -> int:
 
 
 def entry_point() -> None:
-    """What the installed command runs."""
+    """The command line with its exit code; `quad4fhe_start` calls it."""
     sys.exit(main())
