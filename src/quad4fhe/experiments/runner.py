@@ -70,7 +70,9 @@ def reproduce(
     engine: str | Engine = "local",
     progress: Progress = silent,
 ) -> Reproduced:
-    """Do every task that is not done yet, on `workers` of `engine`, each with one thread; one local worker is this process.
+    """Do every task that is not done yet, on `workers` of `engine`, each with one thread.
+
+    One local worker is this process.
 
     Workers on other machines need `data` and `out` under the same names.
     """
