@@ -87,6 +87,18 @@ def read_npz(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray[Any, Any]:
     return array
 
 
+def check_place(path: str | Path) -> Path:
+    """Refuse, before any work is done, a place where no file can be written."""
+    file = Path(path)
+    if file.is_dir():
+        raise InputError(f"can't write {file}: it is a folder; name a file inside it")
+    if not file.parent.is_dir():
+        raise InputError(f"can't write {file}: {file.parent} does not exist; make that folder, or name another")
+    if not os.access(file.parent, os.W_OK):
+        raise InputError(f"can't write {file}: {file.parent} is not writable; name another folder")
+    return file
+
+
 def write_atomically(path: str | Path, data: bytes) -> None:
     """Write beside the target and rename, so that a crash, a full disk or Ctrl-C leaves the old file as it was."""
     try:

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 import quad4fhe
-from quad4fhe._files import one_line, write_atomically
+from quad4fhe._files import check_place, one_line, write_atomically
 from quad4fhe.cli.manual import WIDTH, Manual
-from quad4fhe.errors import CertificateError, FitError, InputError, Quad4FHEError, TargetNotReachedError
+from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNotReachedError
 
 app = Manual(
     name="quad4fhe",
@@ -90,12 +90,7 @@ def print_table(title: str, lines: list[tuple[str, str]]) -> None:
 
 def check_folder(path: Path) -> None:
     """Refuse, before any work is done, a place where no file can be written."""
-    if path.is_dir():
-        raise InputError(f"can't write {path}: it is a folder; name a file inside it")
-    if not path.parent.is_dir():
-        raise InputError(f"can't write {path}: {path.parent} does not exist; make that folder, or name another")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"can't write {path}: {path.parent} is not writable; name another folder")
+    check_place(path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array, IntArray, samples
-from quad4fhe._files import opened, write_atomically
+from quad4fhe._files import check_place, opened, write_atomically
 from quad4fhe.certificate import Certificate, no_room
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import decisions
@@ -295,12 +294,7 @@ def check_fit_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix != ".safetensors":
         raise InputError(f"a fit is saved as .safetensors, not {path.name!r}; choose a name such as fit.safetensors")
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else f"would be in {path.parent}, which does not exist"
-        raise InputError(f"{path} {what}; choose a file in an existing folder")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"can't write {path}: {path.parent} is not writable; choose another folder")
-    return path
+    return check_place(path)
 
 
 def _coefficient(value: float | list[float] | None) -> Any:
