@@ -20,7 +20,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array, IntArray, samples
-from quad4fhe._files import check_writable, opened, write_atomically
+from quad4fhe._files import check_place, opened, write_atomically
 from quad4fhe.certificate import Certificate, no_room
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.exact import decisions
@@ -294,8 +294,7 @@ def check_fit_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix != ".safetensors":
         raise InputError(f"a fit is saved as .safetensors, not {path.name!r}; choose a name such as fit.safetensors")
-    check_writable(path)
-    return path
+    return check_place(path)
 
 
 def _coefficient(value: float | list[float] | None) -> Any:
