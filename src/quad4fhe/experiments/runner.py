@@ -72,9 +72,7 @@ def reproduce(
 ) -> Reproduced:
     """Do every task that is not done yet, on `workers` of `engine`, each with one thread.
 
-    One local worker is this process.
-
-    Workers on other machines need `data` and `out` under the same names.
+    One local worker is this process itself. Workers on other machines need `data` and `out` under the same names.
     """
     store = Store(out)
     store.make()
