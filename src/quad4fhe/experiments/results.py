@@ -57,6 +57,8 @@ _DEVIATIONS = """## Deviations from the paper
 - Small pools: the stated pool is used. The published single-layer runs used half of it (Otto "1%" is 309 rows there,
   619 here). The split of the authors' small-pool runs is not known row by row; ours is stratified with the same seed.
   A pool with fewer rows than classes is unavailable; a pool that misses a rare class is fitted, and noted.
+- Regimes are compared by kind: the weight C in brackets is the best of six by calibration agreement, which often
+  differs in the third decimal only.
 - Where the regime is rch, the column "polished" is the polished soft fit, as there is no polish of reduced hulls.
 - The paper's encrypted figures are of 32 threads on a Xeon Gold 6530; ratios can be compared, milliseconds can't.
 - AUC is macro, one class against the rest, of the softmax; it is in the JSON files.

@@ -85,7 +85,7 @@ def _cheapest_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: data_set(name).rows * data_set(name).classes)
 
 
-_SECONDS = {"plain": 25.0, "pool": 40.0, "families": 90.0, "ckks": 300.0, "seed": 60.0}
+_SECONDS = {"plain": 25.0, "pool": 40.0, "families": 90.0, "ckks": 300.0, "seed": 25.0}
 
 
 def weight(task: Task) -> float:

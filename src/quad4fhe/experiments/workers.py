@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TypeVar
 
 from quad4fhe.errors import InputError
@@ -45,7 +46,8 @@ def map_in_processes(function: Callable[[T], R], tasks: Sequence[T], workers: in
         while waiting or running:
             while waiting and len(running) < workers:
                 task = waiting.pop(0)
-                running[pool.submit(function, task)] = task
+                with _deaf_to_interrupts():
+                    running[pool.submit(function, task)] = task
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield running.pop(future), future.result()
@@ -63,6 +65,19 @@ def map_in_processes(function: Callable[[T], R], tasks: Sequence[T], workers: in
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes started in here leave Ctrl-C to their parent from the first moment, as they inherit its deafness."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _start(parent: int) -> None:
