@@ -67,6 +67,7 @@ def tasks(tables: Sequence[str] = (), *, quick: bool = False) -> list[Task]:
         ({"families", "encrypted", "mlp", "frozen", "classes", "seeds"}, _tasks("families", _cheapest_first(ALL_SETS))),
         ({"ckks"}, _tasks("ckks", CKKS_SETS)),
         ({"widths"}, _tasks("plain", ALL_SETS, rest)),
+        ({"smallpool"}, _tasks("pool", BINARY_SETS, seeds=SEEDS)),
         ({"seeds"}, _tasks("seed", _cheapest_first(ALL_SETS), seeds=SEEDS)),
     ]
     return [task for names, group in groups if names & wanted for task in group]
