@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/.demo
 	$(BIN)/quad4fhe demo
+	@echo "To have quad4fhe at hand in this terminal, first: . $(BIN)/activate"
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -15,12 +16,12 @@ test: $(VENV)/.test
 	# Many small problems: threads of the BLAS would only wait for each other.
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
 
+# Without the notice that the theme is kept until May 2027 only; its successor, Zensical, reads the same mkdocs.yml.
 docs: $(VENV)/.docs
-	# Without the notice that the theme is kept until May 2027 only; its successor, Zensical, reads the same mkdocs.yml.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html"
 
-notebooks: $(VENV)/.docs
+notebooks: $(VENV)/.notebooks
 	$(BIN)/python docs/notebooks/run.py
 
 lint: $(VENV)/.test
@@ -38,7 +39,11 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs,notebooks]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+$(VENV)/.notebooks: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python

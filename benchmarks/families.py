@@ -43,7 +43,7 @@ def measure(name: str, share: float, family: str, seed: int) -> dict[str, Any]:
     if share < 1:
         X_cal = X_cal[stratified_rows(mlp.decide(X_cal), round(share * X_cal.shape[0]), seed)]
     start, wall = time.process_time(), time.perf_counter()
-    fitted = fit(mlp, X_cal, family=family, seed=seed)  # type: ignore[arg-type]
+    fitted = fit(mlp, X_cal, family=family, seed=seed)  # type: ignore[arg-type] # a str from the options
     seconds, wall = time.process_time() - start, time.perf_counter() - wall
     verified = verify(fitted, mlp, X_cal)
     relu, decided = mlp.decide(X_test), fitted.predict(X_test)
@@ -76,8 +76,9 @@ def plans(name: str) -> list[dict[str, Any]]:
         mlp, X_cal = MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"]
     rows = []
     for family in ("shared", "unitwise", "head"):
-        fitted = fit(mlp, X_cal, family=family)  # type: ignore[arg-type]
+        fitted = fit(mlp, X_cal, family=family)  # type: ignore[arg-type] # one of three words
         for precision in ("strict", "fast"):
+            # One of two words, which the loop widens to str.
             made = plan(fitted, samples=2048, layout="batch", precision=precision, X=X_cal)  # type: ignore[arg-type]
             rows.append(
                 {

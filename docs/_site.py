@@ -18,6 +18,7 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from typer.main import get_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -97,12 +98,13 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
 
 def command_line_page() -> str:
     """The help of every command, as the program itself prints it."""
-    from typer.cli import get_docs_for_click
-    from typer.main import get_command
-
+    import quad4fhe.cli  # noqa: F401 - this is where the commands enter themselves
     from quad4fhe.cli.app import app
 
-    command = get_command(app)
-    context: Any = command.make_context("quad4fhe", [], resilient_parsing=True)
-    text: str = get_docs_for_click(obj=command, ctx=context, name="quad4fhe", title="Command line")
-    return text
+    root: Any = get_command(app)
+    top = root.make_context("quad4fhe", [], resilient_parsing=True, terminal_width=78, max_content_width=78)
+    parts = [f"# Command line\n\n```text\n{root.get_help(top).strip()}\n```"]
+    for name, command in root.commands.items():
+        context = command.make_context(name, [], parent=top, resilient_parsing=True)
+        parts.append(f"## {name}\n\n```text\n{command.get_help(context).strip()}\n```")
+    return "\n\n".join(parts) + "\n"

@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,13 @@ from typing import Any
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
+# The protocol is spoken on descriptors 3 and 4; both ends are first moved out of their way.
+_LAUNCH = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+os.dup2(ends[0], 3), os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 _PATIENCE = 60.0  # seconds; a first start on a busy machine is slow
 
 
@@ -30,10 +38,9 @@ class Browser:
         flags = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-extensions"
         quiet = "--disable-background-networking --disable-component-update --disable-sync --mute-audio"
         words = [CHROMIUM, *flags.split(), *quiet.split(), "--remote-debugging-pipe", f"--user-data-dir={profile}"]
-        # The protocol is spoken on descriptors 3 and 4.
-        shell = ["sh", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "sh", *words, "about:blank"]
+        launcher = [sys.executable, "-c", _LAUNCH, str(to_read), str(to_write), *words, "about:blank"]
         self._process = subprocess.Popen(
-            shell, pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            launcher, pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         os.close(to_read)
         os.close(to_write)

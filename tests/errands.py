@@ -26,6 +26,12 @@ def made(log: str | None = None) -> Callable[[Any], Any]:
     return work
 
 
+def half(number: int) -> int:
+    if number % 2:
+        raise InputError(f"{number} is odd")
+    return number // 2
+
+
 def refusing() -> Callable[[Any], Any]:
     raise InputError("nothing can be set up here")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quad4fhe import cli
-from quad4fhe.cli import main
+from quad4fhe.cli import checkup, main
 from quad4fhe.doctor import Examination, examine, extras, machine, selfchecks
 from quad4fhe.doctor.finding import Finding
 from quad4fhe.he import _kernels_numpy, seal
@@ -148,6 +148,11 @@ def test_without_numba_the_fix_is_one_command(monkeypatch: pytest.MonkeyPatch) -
 
 
 # --- optional parts ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_that_adds_a_part_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    checkup._show(Examination([extras._finding("magic", [("no-such-package", ">=1")])]))
+    assert "-> pip install 'quad4fhe[magic]'" in capsys.readouterr().out
 
 
 def test_a_missing_or_old_part_comes_with_the_command_that_adds_it() -> None:

@@ -63,7 +63,7 @@ def parsing(what: str, fix: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except Exception as error:  # on damaged bytes readers raise anything, see above
         raise InputError(f"{what} cannot be read ({one_line(error)}); {fix}") from error
 
 

@@ -50,7 +50,7 @@ class MLP:
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        return f"MLP({self.features} features, {self.units} hidden units, {self.outputs} outputs)"
+        return f"MLP({self.features}-{self.units}-{self.outputs})"
 
     @property
     def features(self) -> int:

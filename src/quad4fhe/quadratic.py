@@ -71,7 +71,7 @@ class QuadraticModel:
         return cls(mlp.W1, mlp.b1, mlp.W2 * a, mlp.W2 * b, c)
 
     def __repr__(self) -> str:
-        return f"QuadraticModel({self.features} features, {self.units} hidden units, {self.outputs} outputs)"
+        return f"QuadraticModel({self.features}-{self.units}-{self.outputs})"
 
     @property
     def features(self) -> int:

@@ -17,8 +17,9 @@ from quad4fhe.circuit.packing import Packing, split_steps
 from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.circuit.quantise import quantise
 from quad4fhe.circuit.search_batch import prove
-from quad4fhe.circuit.simulate import SimulatedClient, SimulatedServer, run, run_decisions
+from quad4fhe.circuit.simulate import SimulatedClient, SimulatedServer, run
 from quad4fhe.circuit.target import allowed_changes
+from quad4fhe.mlp import decide
 from standins import SHARED, StandInFit, random_model, random_samples, stand_in
 
 
@@ -85,7 +86,7 @@ def test_ties_are_named_and_do_not_stop_the_plan(small) -> None:
 
 def test_auto_takes_packed_for_one_query_and_batch_for_many(small) -> None:
     assert plan(small, samples=1).layout == "packed"
-    assert plan(small, samples=5000).layout == "batch"
+    assert plan(small, samples=9000).layout == "batch"
 
 
 def test_a_plan_goes_through_json_and_back(small_plan: Plan) -> None:
@@ -223,7 +224,7 @@ def test_the_trained_models_keep_their_decisions_in_simulation(trained, name: st
     everything = np.vstack([X, data.X_test])
     fit = stand_in(model, X, np.stack([everything.min(axis=0), everything.max(axis=0)]))
     made = plan(fit, samples=2048, layout="batch", precision=precision, X=X)
-    found = run_decisions(SimulatedClient(made), SimulatedServer(fit, made), data.X_test)
+    found = decide(run(SimulatedClient(made), SimulatedServer(fit, made), data.X_test))
     changed = int((found != model.decide(data.X_test)).sum())
     assert changed <= (0 if precision == "strict" else len(found) / 1000)
 
@@ -237,3 +238,19 @@ def test_padding_and_weak_units_take_the_noisiest_slots_of_layout_packed() -> No
     assert len(set(taken.tolist())) == 100
     assert noise[taken].max() <= np.delete(noise, taken).min()
     assert int(np.argmax(noise)) not in taken
+
+
+def test_a_model_that_answers_the_same_for_all_inputs_is_not_planned_for_layout_packed() -> None:
+    X = random_samples(50, 2)
+    flat = QuadraticModel(np.eye(2), np.zeros(2), np.zeros((2, 2)), np.zeros((2, 2)), [1.0, 0.0])
+    fit = stand_in(flat, X)
+    assert plan(fit, samples=1, precision="fast").layout == "batch"
+    with pytest.raises(InputError, match="answers the same for all inputs"):
+        plan(fit, samples=1, layout="packed", precision="fast")
+
+
+def test_a_box_too_wide_for_layout_packed_is_named_as_the_reason() -> None:
+    model, X = random_model(2, 4, 2), random_samples(50, 2)
+    fit = stand_in(model, X, np.array([[-1e30, -1e30], [1e30, 1e30]]))
+    with pytest.raises(InputError, match=r"inputs from this box make logits of up to .*narrower box"):
+        plan(fit, samples=1, layout="packed", precision="fast")

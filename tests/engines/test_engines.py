@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import errands
-from quad4fhe.engines import Engine, Team, WorkerLostError, engine
+from quad4fhe.engines import Engine, Team, WorkerLostError, each, engine
 from quad4fhe.errors import InputError, MissingExtraError
 
 ENGINES = ("local", "ray")
@@ -235,8 +235,7 @@ import errands
 from quad4fhe.engines import engine
 team = engine("local", 2).open(errands.made)
 print(*team.gather([("pid", 0.0)] * 2), flush=True)
-team.gather([("pid", 1.0)] * 2)
-sys.stdin.read()
+team.gather([("pid", 600.0)] * 2)
 """
 
 
@@ -250,6 +249,12 @@ def test_local_workers_end_when_the_driver_is_killed_and_a_script_needs_no_guard
     driver.wait()
     driver.stdout.close()
     assert _wait_until(lambda: all(map(_gone, pids)))
+
+
+def test_a_function_is_done_for_each_task(name: str) -> None:
+    done = {one.task: one for one in each(engine(name, 2), errands.half, iter([4, 5, 6]))}
+    assert (done[4].result, done[6].result) == (2, 3)
+    assert str(done[5].error) == "5 is odd"
 
 
 def test_an_engine_is_chosen_by_name_or_passed_through() -> None:

@@ -8,19 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import DATA
+from inline import InlineEngine
 from quad4fhe.cli import main
-from quad4fhe.errors import InputError
+from quad4fhe.engines import Done, WorkerLostError
+from quad4fhe.experiments import runner
 from quad4fhe.experiments.records import PoolResult, Record, Task
 from quad4fhe.experiments.results import results, write_results
 from quad4fhe.experiments.schedule import ALL_SETS, TABLES, tasks
 from quad4fhe.experiments.store import Store, read_record
-from quad4fhe.experiments.workers import map_in_processes
 
 HERE = Path(__file__).parents[2]
 COMMITTED = HERE / "results"
@@ -65,14 +68,14 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     first = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not _finished(out) and first.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL, "the first command ended before it could be killed"
     _wait_until_alone(out)
     before = _finished(out)
-    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert second.returncode == 0, second.stderr
     return Trial(out, data, before, json.loads(second.stdout))
 
@@ -166,7 +169,7 @@ def test_two_commands_do_not_share_a_folder(trial: Trial, capsys: pytest.Capture
         (["--quick", "--data", "nowhere"], "nowhere/breast_cancer.npz is missing (SHA-256 766ff4dd"),
         (["--quick", "--skip-missing", "--data", "nowhere"], "nowhere holds none of the data sets"),
         (["--render"], "holds no finished run; run quad4fhe reproduce first"),
-        (["--workers", "0"], "0 is not in the range"),
+        (["--workers", "0"], "Invalid value for '--workers'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -202,21 +205,31 @@ def test_all_tables_together_are_every_run_once_and_the_most_important_come_firs
     assert all(tasks([name]) for name in TABLES)
 
 
-def test_a_worker_that_dies_is_said_in_one_line() -> None:
-    with pytest.raises(InputError, match="a worker process was ended from outside"):
-        list(map_in_processes(os._exit, [1, 1], workers=2))
+class Mortal(InlineEngine):
+    """An engine whose workers die of every second task."""
+
+    def stream(self, tasks: Iterable[Any], *, ahead: int = 0) -> Iterator[Done]:
+        for done in super().stream(tasks):
+            yield done if done.index % 2 else Done(done.index, done.task, error=WorkerLostError("its worker ended"))
 
 
-def test_results_come_as_they_are_done_and_errors_are_raised() -> None:
-    assert sorted(map_in_processes(abs, [-3, 2, -1], workers=2)) == [(-3, 3), (-1, 1), (2, 2)]
-    with pytest.raises(ValueError, match="invalid literal"):
-        list(map_in_processes(int, ["x"], workers=2))
+def test_a_run_whose_worker_dies_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "pending", lambda wanted, data, store: list(wanted))
+    monkeypatch.setattr(runner, "require_packages", lambda: None)
+    monkeypatch.setattr(runner, "run_one", _nothing)
+    wanted = tasks(["mlp"])[:4]
+    done = runner.reproduce(wanted, tmp_path, tmp_path / "out", engine=Mortal(), workers=1)
+    assert (done.done, len(done.failed)) == (2, 2)
+    assert done.failed[0] == f"{wanted[0].label}: its worker ended"
+
+
+def _nothing(task: Task, data: Path, out: Path) -> str:
+    return ""
 
 
 def test_a_failed_run_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quad4fhe.data.fetch import fetch
     from quad4fhe.data.sets import data_set
-    from quad4fhe.experiments import runner
 
     def run(task: Task, data: Path, store: Store) -> None:
         if task.kind == "pool":

@@ -38,6 +38,18 @@ def unitwise(problem: tuple[MLP, Any]) -> Fit:
     return fit(*problem, family="unitwise")
 
 
+@pytest.mark.parametrize(("family", "power"), [("unitwise", -400), ("head", 133)])
+def test_families_do_not_mind_how_large_the_logits_are(
+    problem: tuple[MLP, Any], unitwise: Fit, family: Any, power: int
+) -> None:
+    mlp, X = problem
+    scaled = MLP(mlp.W1, mlp.b1, np.ldexp(mlp.W2, power), np.ldexp(mlp.b2, power))
+    fitted = fit(scaled, X, family=family)
+    assert verify(fitted, scaled, X)
+    assert fitted.diagnostics.calibration.agreement >= unitwise.diagnostics.calibration.agreement - 0.05
+    assert abs(int(np.frexp(np.abs(fitted.model.S).max())[1]) - power) < 20
+
+
 @pytest.mark.parametrize("family", ["unitwise", "head"])
 def test_a_fit_of_a_family_verifies_and_survives_its_file(
     problem: tuple[MLP, Any], unitwise: Fit, family: str, tmp_path: Path
@@ -160,7 +172,7 @@ def test_options_that_make_no_sense_together_are_refused(problem: tuple[MLP, Any
     with pytest.raises(InputError, match="at least 10"):
         fit(mlp, np.vstack([X[mlp.decide(X) == k][:3] for k in range(3)]), family="head")
     with pytest.raises(InputError, match="'unitwise'"):
-        fit(mlp, X, family="unit")  # type: ignore[arg-type]
+        fit(mlp, X, family="unit")  # type: ignore[arg-type] # the mistake that is tested
 
 
 def test_the_command_line_takes_a_family(problem: tuple[MLP, Any], tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_frozen_estimators_and_nested_pipelines_are_looked_through() -> None:
     assert MLP.from_sklearn(frozen.FrozenEstimator(wrapped)).sha256 == MLP.from_sklearn(model).sha256
 
 
-class Doubler(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class Doubler(TransformerMixin, BaseEstimator):  # type: ignore[misc] # its base has no types
     def fit(self, X: Any, y: Any = None) -> Doubler:
         self.fitted_ = True
         return self

@@ -132,12 +132,12 @@ def test_files_that_hold_no_state_dict_are_refused_in_one_line(case: str, tmp_pa
     assert_refused(str(caught.value), "m.pt: ", *words)
 
 
-class Own(nn.Sequential):  # type: ignore[misc]
+class Own(nn.Sequential):  # type: ignore[misc] # its base has no types
     def forward(self, x: Any) -> Any:
         return super().forward(x).flip(-1)
 
 
-class Net3(nn.Module):  # type: ignore[misc]
+class Net3(nn.Module):  # type: ignore[misc] # its base has no types
     pass
 
 
@@ -226,7 +226,7 @@ def test_numbered_names_decide_where_the_shapes_leave_both_orders_open() -> None
     np.testing.assert_array_equal(MLP.from_torch(state).W1, L34.weight.detach().double().numpy())
 
 
-class Viewing(nn.Module):  # type: ignore[misc]
+class Viewing(nn.Module):  # type: ignore[misc] # its base has no types
     """What people write by hand: view, functional relu, a squeezed score."""
 
     def __init__(self) -> None:

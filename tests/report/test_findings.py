@@ -9,6 +9,7 @@ import pytest
 from scipy.optimize import minimize
 
 from cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
+from family_fits import pairs, plane
 from quad4fhe import MLP, Fit, InputError, fit
 from quad4fhe.lift import lift
 from quad4fhe.polynomials.preactivations import preactivations
@@ -57,7 +58,7 @@ def test_the_closest_pair_is_the_closest() -> None:
 
 
 def test_a_family_that_is_no_line_gets_none() -> None:
-    view = view_of((fit(PLANE.mlp, PLANE_X, family="unitwise"), PLANE_X))
+    view = view_of((plane("unitwise"), PLANE_X))
     assert view.line is None
     assert view.pair is None
 
@@ -105,8 +106,8 @@ def test_the_ladder_says_what_separate_fits_say() -> None:
     assert [rung.name for rung in rungs] == ["shared, as in the paper", "shared, polished", "unitwise", "head"]
     assert [rung.own for rung in rungs] == [rung.regime == PAIRS.regime for rung in rungs]
     assert sum(rung.own for rung in rungs) == 1
-    for rung, options in zip(rungs, ({"polish": False}, {}, {"family": "unitwise"}, {"family": "head"}), strict=True):
-        alone = fit(PAIRS.mlp, PAIRS_X, **options)  # type: ignore[arg-type]
+    paper = fit(PAIRS.mlp, PAIRS_X, polish=False)
+    for rung, alone in zip(rungs, (paper, PAIRS, pairs("unitwise"), pairs("head")), strict=True):
         assert rung.calibration == alone.diagnostics.calibration
         assert rung.test == alone.agreement(X_test)
 
@@ -143,12 +144,12 @@ def test_a_head_that_is_a_shared_quadratic_is_drawn_as_it() -> None:
 
 
 def test_the_band_holds_the_middle_of_the_units() -> None:
-    unitwise = fit(PAIRS.mlp, PAIRS_X, family="unitwise")
+    unitwise = pairs("unitwise")
     shape = activation(unitwise, preactivations(PAIRS.mlp, PAIRS_X))
     curves = np.outer(unitwise.alpha, shape.u**2) + np.outer(unitwise.beta, shape.u) + unitwise.eta[:, None]
     assert shape.band is not None
-    assert (shape.band[0] >= curves.min(axis=0)).all()
-    assert (shape.band[1] <= curves.max(axis=0)).all()
+    assert (shape.band[0] >= curves.min(axis=0) - 1e-12).all()
+    assert (shape.band[1] <= curves.max(axis=0) + 1e-12).all()
     assert (shape.band[0] <= shape.middle).all()
     assert (shape.middle <= shape.band[1]).all()
     # Every drawn value is one that some unit takes.
@@ -183,3 +184,12 @@ def test_an_empty_test_set_and_labels_of_another_are_refused() -> None:
         find(PLANE, PLANE_X, PLANE_X[:0])
     with pytest.raises(InputError, match="y_test has shape"):
         find(PLANE, PLANE_X, PLANE_X[:5], np.zeros(4, dtype=int))
+
+
+def test_a_cross_validated_estimate_stands_beside_the_fit_it_is_about() -> None:
+    for own, X in ((plane("unitwise"), PLANE_X), (pairs("head"), PAIRS_X)):
+        rungs = climb(own, None, X, None, "shared")
+        about = [rung for rung in rungs if rung.estimate is not None]
+        assert [rung.estimate.family for rung in about if rung.estimate] == ["shared", own.family]
+        assert [rung.name for rung in about][1] == own.family
+        assert all(rung.calibration is not None for rung in about)

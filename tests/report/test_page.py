@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+import family_fits
 from cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
 from pages import Node, parse
 from quad4fhe import CertificateError, Fit, InputError, fit, plan
@@ -25,19 +27,16 @@ pytest.importorskip("matplotlib", reason="the report needs matplotlib: pip insta
 from quad4fhe.report import Options, Report, Source, report
 
 QUICK = Options(ladder="none", samples=64, machine=REFERENCE)
-UNITWISE, HEAD = (fit(PAIRS.mlp, PAIRS_X, family=family) for family in ("unitwise", "head"))
-AUTO = fit(PAIRS.mlp, PAIRS_X, family="auto")
-TWO_UNITWISE = fit(PLANE.mlp, PLANE_X, family="unitwise")
 FREE = fit(PLANE.mlp, PLANE_X, threshold="free")
-FITS = {
-    "lossless": (LOSSLESS, LOSSLESS_X),
-    "plane": (PLANE, PLANE_X),
-    "free threshold": (FREE, PLANE_X),
-    "pairs": (PAIRS, PAIRS_X),
-    "unitwise": (UNITWISE, PAIRS_X),
-    "head": (HEAD, PAIRS_X),
-    "auto": (AUTO, PAIRS_X),
-    "two classes, unitwise": (TWO_UNITWISE, PLANE_X),
+FITS: dict[str, tuple[Callable[[], Fit], Any]] = {
+    "lossless": (lambda: LOSSLESS, LOSSLESS_X),
+    "plane": (lambda: PLANE, PLANE_X),
+    "free threshold": (lambda: FREE, PLANE_X),
+    "pairs": (lambda: PAIRS, PAIRS_X),
+    "unitwise": (lambda: family_fits.pairs("unitwise"), PAIRS_X),
+    "head": (lambda: family_fits.pairs("head"), PAIRS_X),
+    "two classes, auto": (lambda: family_fits.plane("auto"), PLANE_X),
+    "two classes, unitwise": (lambda: family_fits.plane("unitwise"), PLANE_X),
 }
 NASTY = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "$\\frac$ & _x_ 'y'", "名前\x00\n</svg>"]
 
@@ -49,7 +48,7 @@ def unseen(found: Fit, n: int = 60) -> np.ndarray[Any, Any]:
 @cache
 def saved(name: str) -> tuple[bytes, Node]:
     """The fit file of one of FITS, and the page about what was read back from it."""
-    found, X = FITS[name]
+    found, X = FITS[name][0](), FITS[name][1]
     data = found.to_bytes()
     return data, parse(report(Fit.from_bytes(data), X, unseen(found), options=QUICK).html())
 
@@ -77,7 +76,7 @@ def is_rounding(shown: str, value: float) -> bool:
 
 @pytest.mark.parametrize("name", FITS)
 def test_every_number_of_the_fit_file_is_on_the_page_as_it_is(name: str) -> None:
-    found = FITS[name][0]
+    found = FITS[name][0]()
     data, page = saved(name)
     document = manifest(data)
     document["margins"] = load(data)["margins"].tolist()
@@ -104,7 +103,7 @@ def test_every_number_of_the_fit_file_is_on_the_page_as_it_is(name: str) -> None
 
 @pytest.mark.parametrize("name", FITS)
 def test_the_verdict_is_one_sentence_with_the_counts(name: str) -> None:
-    found, X = FITS[name]
+    found, X = FITS[name][0](), FITS[name][1]
     page = saved(name)[1]
     (verdict,) = page.find("p", class_="verdict")
     lost = int(np.count_nonzero(found.mlp.decide(X) != found.predict(X)))
@@ -116,7 +115,7 @@ def test_the_verdict_is_one_sentence_with_the_counts(name: str) -> None:
 
 @pytest.mark.parametrize("name", FITS)
 def test_every_figure_has_a_text_alternative_and_ids_are_unique(name: str) -> None:
-    found, page = FITS[name][0], saved(name)[1]
+    found, page = FITS[name][0](), saved(name)[1]
     figures = page.find("figure")
     assert len(figures) >= 2
     for figure in figures:

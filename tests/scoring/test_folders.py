@@ -22,6 +22,7 @@ from quad4fhe.he import container, keys
 from quad4fhe.he.session import Server
 from quad4fhe.mlp import decide
 from quad4fhe.scoring import Score, read_replies, score, write_requests
+from quad4fhe.scoring.batches import index_path
 from quad4fhe.scoring.files import Journal, appearing, only_writer
 from serving import small_fit
 
@@ -276,6 +277,23 @@ def test_writing_requests_goes_on_where_it_was_interrupted(batch: Given, tmp_pat
     score(batch.fit, folder, tmp_path / "replies", engine=InlineEngine())
     logits = [one.logits for one in read_replies(batch.key, batch.X, folder, tmp_path / "replies")]
     np.testing.assert_array_equal(decide(np.concatenate(logits)), batch.expected())
+
+
+def test_requests_of_others_are_not_written_over(batch: Given, tmp_path: Path) -> None:
+    own = index_path(batch.folder)
+    lines = own.read_text().splitlines(keepends=True)
+    own.write_text("".join(lines[:-1]))  # killed between the last file and its line
+    assert write_requests(batch.plan, batch.key, batch.X, batch.folder).before == REQUESTS - 1
+    before = {path.name: path.read_bytes() for path in batch.folder.iterdir()}
+    own.unlink()
+    with pytest.raises(InputError, match="choose an empty folder"):
+        write_requests(batch.plan, batch.key, batch.X, batch.folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(batch.folder / "00000000.request", other)
+    with pytest.raises(InputError, match="choose an empty folder"):
+        write_requests(batch.plan, keys.generate(batch.plan.chain), batch.X, other)
+    assert {path.name: path.read_bytes() for path in batch.folder.iterdir()} == before
 
 
 def test_replies_that_are_missing_swapped_or_damaged_are_named_and_not_returned(batch: Given) -> None:

@@ -28,7 +28,7 @@ from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, Shape
 from quad4fhe.circuit.packing import Packing
 from quad4fhe.circuit.quantise import Scales
 from quad4fhe.circuit.search_batch import search_batch
-from quad4fhe.circuit.search_packed import search_packed
+from quad4fhe.circuit.search_packed import search_packed, why_not_packed
 from quad4fhe.circuit.target import Choice, Question
 from quad4fhe.errors import InputError
 from quad4fhe.quadratic import QuadraticModel
@@ -199,7 +199,7 @@ def plan(
     if layout != "batch":
         found += search_packed(question)
     if not found:
-        raise InputError(f"a model of {fit.model.units} units does not fit layout packed; take layout='batch'")
+        raise InputError(why_not_packed(question))
     # A plan that keeps every decision wins over one that does not; then the cheaper one.
     best = min(found, key=lambda choice: (choice.missed, choice.cost.seconds))
     return _made(fit, question, best, machine)

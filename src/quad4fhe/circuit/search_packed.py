@@ -34,8 +34,11 @@ PACKED_CHAINS: tuple[tuple[int, tuple[int, ...], int], ...] = (
 def search_packed(question: Question) -> list[Choice]:
     """The cheapest packing of layout packed for each chain, up to the first chain that keeps the decisions.
 
-    Empty if the network does not fit. T y is one more plaintext product with y, so nothing has to be completed.
+    Empty if the network does not fit, see `why_not_packed`. T y is one more plaintext product with y, so nothing has to
+    be completed.
     """
+    if _constant(question.model):
+        return []
     circuit = fold(question.model, question.box, "skip")
     largest = bound(circuit, question.box)
     slot_bound = max(packed_slot_bound(question.model, circuit, largest.hidden) * GUARD, SMALLEST_BOUND)
@@ -51,6 +54,25 @@ def search_packed(question: Question) -> list[Choice]:
             if not choice.missed:
                 break
     return out
+
+
+def why_not_packed(question: Question) -> str:
+    """What keeps a model, for which nothing was found, from layout packed, and what to do instead."""
+    if _constant(question.model):
+        return "this model answers the same for all inputs, which layout packed can't compute; take layout='batch'"
+    if all(_cheapest(question, chain(*each)) is None for each in PACKED_CHAINS):
+        return f"a model of {question.shape.units} units does not fit layout packed; take layout='batch'"
+    largest = bound(fold(question.model, question.box, "skip"), question.box)
+    return (
+        f"inputs from this box make logits of up to {largest.logit:.3g}, more than the chains of layout packed hold; "
+        "take a narrower box, or layout='batch'"
+    )
+
+
+def _constant(model: QuadraticModel) -> bool:
+    """SEAL refuses a product that is zero for everyone, so layout packed needs a weight in both layers."""
+    S, T, _ = centred(model)
+    return not model.W1.any() or not (S.any() or T.any())
 
 
 def packed_errors(scales: Scales, made: Chain) -> Errors:

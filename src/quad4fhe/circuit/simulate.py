@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from quad4fhe._arrays import Array, IntArray
+from quad4fhe._arrays import Array
 from quad4fhe.circuit.counts import Counts, batch_counts, packed_counts
 from quad4fhe.circuit.domain import check_inside
 from quad4fhe.circuit.error import Errors, batch_errors
@@ -23,7 +23,6 @@ from quad4fhe.circuit.plan import Fitted, Plan, require_model
 from quad4fhe.circuit.quantise import quantise
 from quad4fhe.circuit.search_packed import packed_errors
 from quad4fhe.errors import InputError
-from quad4fhe.mlp import decide
 
 
 class ClientLike(Protocol):
@@ -145,8 +144,3 @@ def run(client: ClientLike, server: ServerLike, X: ArrayLike) -> Array:
     if not rows:
         raise InputError("X has no samples")
     return np.concatenate(rows)
-
-
-def run_decisions(client: ClientLike, server: ServerLike, X: ArrayLike) -> IntArray:
-    """Decisions (n,) of X through a client and a server."""
-    return decide(run(client, server, X))

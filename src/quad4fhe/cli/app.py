@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import quad4fhe
-from quad4fhe._files import check_place, one_line, write_atomically
+from quad4fhe._files import one_line, write_atomically
 from quad4fhe.cli.manual import WIDTH, Manual
 from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNotReachedError
 
@@ -88,11 +88,6 @@ def print_table(title: str, lines: list[tuple[str, str]]) -> None:
     console.print()
 
 
-def check_folder(path: Path) -> None:
-    """Refuse, before any work is done, a place where no file can be written."""
-    check_place(path)
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all, or say in one line why not."""
     write_atomically(path, text.encode())
@@ -142,7 +137,7 @@ def _run(words: list[str], json: bool) -> int:
         return _unread()
     except OSError:
         raise
-    except Exception as error:
+    except Exception as error:  # passed on below unless it is Typer's
         # Typer reports what it could not parse with its own classes, whose package depends on its version.
         show = getattr(error, "format_message", None)
         if show is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from quad4fhe._terminal import Reporter
 from quad4fhe.cli.app import JsonFlag, app, print_json, say
@@ -46,8 +47,8 @@ def _show(found: Examination) -> None:
         for finding in found.findings:
             if finding.part == part:
                 fix = f"\n-> {finding.fix}" if finding.fix else ""
-                style = _STYLE[finding.status]
-                table.add_row(f"[{style}]{finding.status}[/]", finding.name, finding.says.replace("[", r"\[") + fix)
+                # Text: in a string rich would take the brackets of 'quad4fhe[fast]' for its own.
+                table.add_row(Text(finding.status, _STYLE[finding.status]), finding.name, Text(finding.says + fix))
         console.print(table)
         console.print()
     counts = {status: sum(f.status == status for f in found.findings) for status in _STYLE}

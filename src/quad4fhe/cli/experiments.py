@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,7 @@ import typer
 
 from quad4fhe._terminal import Reporter
 from quad4fhe.cli.app import JsonFlag, app, print_json, say
+from quad4fhe.cli.scoring import EngineName, EngineOption
 from quad4fhe.errors import FitError
 
 _DATA = Path(os.environ.get("QUAD4FHE_DATA", "data"))
@@ -30,6 +33,7 @@ def reproduce_command(
     data: Annotated[Path, typer.Option(help="The folder of data sets; $QUAD4FHE_DATA where that is set.")] = _DATA,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where runs, RESULTS.md and pictures go.")] = Path("results"),
     quick: Annotated[bool, typer.Option("--quick", help="A trial on the two small sets, in a minute or two.")] = False,
+    engine: EngineOption = EngineName.local,
     workers: Annotated[int, typer.Option(help="Processes, one thread each.", min=1)] = 2,
     download: Annotated[
         bool, typer.Option("--download", help="Fetch data sets that are missing from their public source.")
@@ -58,7 +62,9 @@ def reproduce_command(
     with Reporter() as progress:
         if not render:
             wanted, left_out = obtain(wanted, data, download=download, skip_missing=skip_missing, progress=progress)
-            done = reproduce(wanted, data, out, workers=workers, progress=progress)
+            # Ray prints what it has to say about dead workers on standard output, which is for the result alone.
+            with contextlib.redirect_stdout(sys.stderr):
+                done = reproduce(wanted, data, out, workers=workers, engine=engine.value, progress=progress)
         progress("writing tables and pictures", 0, 0)
         written = write_results(out)
     if json:

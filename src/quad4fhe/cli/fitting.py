@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 import quad4fhe
+from quad4fhe._files import check_place
 from quad4fhe._terminal import Reporter
 from quad4fhe.cli.app import (
     CalibFile,
@@ -18,7 +19,6 @@ from quad4fhe.cli.app import (
     JsonFlag,
     ModelFile,
     app,
-    check_folder,
     print_json,
     print_table,
     say,
@@ -159,7 +159,7 @@ def compare_command(
     Example: quad4fhe compare model.onnx calib.npz --test test.npz --csv table.csv
     """
     if csv is not None:
-        check_folder(csv)
+        check_place(csv)
     with Reporter() as progress:
         mlp = MLP.load(model)
         X_cal, _ = read_samples(calib, "calibration")

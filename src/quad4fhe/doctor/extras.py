@@ -23,13 +23,12 @@ _PURPOSE = {
     "serve": "serve and query, keys with a passphrase",
     "ray": "fits and scores on many machines",
     "report": "the report's pictures",
-    "exact": "faster exact arithmetic",
     "demo": "quad4fhe demo",
     "reproduce": "quad4fhe reproduce",
     "download": "data sets of the paper from their public sources",
     "notebooks": "the notebooks of the documentation",
 }
-_DEVELOPERS = frozenset({"test", "docs", "dev"})
+_DEVELOPERS = frozenset({"test", "docs"})
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[([^\]]*)\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?$")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,6 +39,10 @@ class Done:
 
 class Team(Protocol):
     """Workers that are ready; one `stream` or `gather` at a time. Leaving its `with` block ends them."""
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
 
     @property
     def lost(self) -> int:
@@ -104,6 +109,16 @@ def engine(spec: str | Engine, workers: int | None = None) -> Engine:
 
         return RayEngine(workers)
     raise InputError(f"the engine is {spec!r}, wanted 'local' or 'ray'")
+
+
+def each(chosen: Engine, function: Work, tasks: Iterable[Any]) -> Iterator[Done]:
+    """Do `function` for every task, results as they finish: for work that needs no set-up. See `Team.stream`."""
+    with chosen.open(partial(_as_it_is, function)) as team:
+        yield from team.stream(tasks)
+
+
+def _as_it_is(function: Work) -> Work:
+    return function
 
 
 def cores() -> int:

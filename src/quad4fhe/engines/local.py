@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
@@ -30,6 +31,7 @@ _PROGRAM = (
     "from quad4fhe.engines.local import main; main()"
 )
 _LENGTH = struct.Struct("<Q")
+_LOOK = 0.5  # seconds between a worker's looks at whether its driver is still there
 _GRACE = 2.0  # seconds for a process that closed its pipes to end by itself, so that its exit code can be told
 
 
@@ -207,9 +209,17 @@ def _read(stream: BinaryIO | Any) -> bytes | None:
     return data if len(data) == length else None
 
 
+def _end_with(driver: int) -> None:
+    """End this process, also in the middle of a long task, when the driver is gone, however it went."""
+    while os.getppid() == driver:
+        time.sleep(_LOOK)
+    os._exit(1)
+
+
 def main() -> None:
     """What a worker process runs: set up, then one task after the other until the driver is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # Answers go out on a channel of their own, so that a library that prints can't garble them.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

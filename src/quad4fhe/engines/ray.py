@@ -193,7 +193,9 @@ class _Actors:
 
 
 def _why(error: Exception) -> str:
-    """The first sentence of what Ray says; the rest is ids."""
+    """The first sentence of what Ray says, the rest is ids; of an error in setting up, the last line names it."""
     text = str(error)
+    if "creation task" in text:
+        return f"Ray says: {one_line(RuntimeError(text.strip().rpartition(chr(10))[2]))}"
     memory = ", its machine ran low on memory" if "low on memory" in text or "OutOfMemory" in text else ""
     return f"Ray says: {one_line(RuntimeError(text.partition(chr(10))[0])).rstrip('.')}{memory}"

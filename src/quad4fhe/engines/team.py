@@ -115,6 +115,7 @@ class CrewTeam:
         self._given: list[deque[_Item]] = [deque() for _ in range(crew.size)]
         self._alive = [False] * crew.size
         self._busy = False
+        self.workers = crew.size
         self.lost = 0
         try:
             for place in range(crew.size):

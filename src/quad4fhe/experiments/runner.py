@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,14 @@ from quad4fhe._files import one_line
 from quad4fhe._progress import Progress, silent
 from quad4fhe.data.fetch import can_fetch, fetch
 from quad4fhe.data.prepared import file_hash, how_to_get
+from quad4fhe.engines import Engine, each
+from quad4fhe.engines import engine as named_engine
 from quad4fhe.errors import InputError
 from quad4fhe.experiments.records import Task
 from quad4fhe.experiments.runs import run
 from quad4fhe.experiments.schedule import weight
 from quad4fhe.experiments.store import Store
 from quad4fhe.experiments.train import require_packages
-from quad4fhe.experiments.workers import map_in_processes
-
-Engine = Callable[[Callable[[Task], str], Sequence[Task]], Iterator[tuple[Task, str]]]
-"""Maps a picklable function over tasks and yields (task, result) as they are done, in any order."""
 
 
 @dataclass(frozen=True)
@@ -69,28 +67,43 @@ def reproduce(
     out: Path,
     *,
     workers: int = 2,
-    engine: Engine | None = None,
+    engine: str | Engine = "local",
     progress: Progress = silent,
 ) -> Reproduced:
-    """Do every task that is not done yet; `engine` maps the function over them, by default in `workers` processes."""
+    """Do every task that is not done yet, on `workers` of `engine`, each with one thread.
+
+    One local worker is this process itself. Workers on other machines need `data` and `out` under the same names.
+    """
     store = Store(out)
     store.make()
     with store.alone():
         left = pending(tasks, data, store)
         if left:
             require_packages()
-        spread = engine if engine is not None else partial(map_in_processes, workers=workers)
         total = sum(weight(task) for task in left)
         done, started = 0.0, time.monotonic()
         progress(f"{len(left)} runs to do, {len(tasks) - len(left)} found finished", 0, 0)
         failed = []
-        for finished, (task, error) in enumerate(spread(partial(run_one, data=data, out=out), left), start=1):
+        for finished, (task, error) in enumerate(_spread(left, data, out, workers, engine), start=1):
             if error:
                 failed.append(f"{task.label}: {error}")
             done += weight(task)
             remaining = (time.monotonic() - started) * (total - done) / done
             progress(f"{task.label} done; about {_words(remaining)} left", finished, len(left))
     return Reproduced(len(tasks) - len(left), len(left) - len(failed), tuple(failed))
+
+
+def _spread(
+    left: Sequence[Task], data: Path, out: Path, workers: int, engine: str | Engine
+) -> Iterator[tuple[Task, str]]:
+    """Every task and what went wrong with it, as they are done."""
+    work = partial(run_one, data=data.absolute(), out=out.absolute())
+    if workers == 1 and engine == "local":
+        for task in left:
+            yield task, work(task)
+    elif left:
+        for done in each(named_engine(engine, workers), work, left):
+            yield done.task, done.result if done.error is None else one_line(done.error)
 
 
 def run_one(task: Task, data: Path, out: Path) -> str:

@@ -23,9 +23,11 @@ from quad4fhe.fit.pool import FOLDS
 from quad4fhe.fit.run import Run, Solution
 from quad4fhe.fit.trials import Conditioning, FamilyStep, FamilyTrial
 from quad4fhe.fit.unitwise import per_unit
+from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
 
 _FEWEST = 2 * FOLDS  # rows
+_SMALLEST, _LARGEST = 2.0**-16, 2.0**16  # logits that are fitted as they are
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,13 @@ def replace(run: Run, base: Replacement, family: str, priors: Priors, target: fl
         run.notes.append(f"{n} calibration rows are too few to compare families (fewer than {_FEWEST})")
         return base
     with run.stage("families"), _one_thread():
+        power = _power(run)
         tried = Families(
-            run.mlp,
+            _scaled_head(run.mlp, -power),
             run.X,
             run.lift.target,
-            base.model,
-            priors,
+            _scaled(base.model, -power),
+            lambda rows: _scaled(priors(rows), -power),
             seed=run.seed,
             budget=budget,
             progress=run.progress,
@@ -101,12 +104,12 @@ def replace(run: Run, base: Replacement, family: str, priors: Priors, target: fl
         for name in ORDER[1:] if family == "auto" else (family,):
             tried.judge(name)
     if family != "auto":
-        found = _fitted(run, tried, family)
+        found = _fitted(run, tried, family, power)
     elif target is None:
         name = tried.choose()
-        found = base if name == "shared" else _fitted(run, tried, name)
+        found = base if name == "shared" else _fitted(run, tried, name, power)
     else:
-        found = _first_that_reaches(run, tried, base, target)
+        found = _first_that_reaches(run, tried, base, target, power)
     models = {"shared": base.model, found.family: found.model}
     with run.stage("diagnostics"):
         conditioning = [_conditioning(run, name, model) for name, model in models.items()]
@@ -118,12 +121,12 @@ def replace(run: Run, base: Replacement, family: str, priors: Priors, target: fl
     )
 
 
-def _first_that_reaches(run: Run, tried: Families, base: Replacement, target: float) -> Replacement:
+def _first_that_reaches(run: Run, tried: Families, base: Replacement, target: float, power: int) -> Replacement:
     best = base
     for name in tried.eligible():
         if name == "shared":
             continue
-        found = _fitted(run, tried, name)
+        found = _fitted(run, tried, name, power)
         if found.agreement >= target:
             estimate = tried.judged[name].trial.agreement
             if estimate < target:
@@ -139,17 +142,17 @@ def _first_that_reaches(run: Run, tried: Families, base: Replacement, target: fl
     )
 
 
-def _fitted(run: Run, tried: Families, family: str) -> Replacement:
+def _fitted(run: Run, tried: Families, family: str, power: int) -> Replacement:
     with run.stage("families"), _one_thread():
         S, T, c = tried.fit(family)
         alpha: Array | None = None
         beta: Array | None = None
         eta: Array | None = None
         if family == "unitwise":
-            alpha, beta, eta = per_unit(run.mlp, S, T, c)
+            alpha, beta, eta = per_unit(tried.mlp, S, T, c)  # the same for every scale of the head
             model = QuadraticModel.unitwise(run.mlp, alpha, beta, eta)
         else:
-            model = QuadraticModel(run.mlp.W1, run.mlp.b1, S, T, c)
+            model = _scaled(QuadraticModel(run.mlp.W1, run.mlp.b1, S, T, c), power)
     with run.stage("certificate"):
         certificate, decided = certify(run.mlp, model, run.X, run.evidence, run.progress)
     worst = _worst_margin(run, model)
@@ -168,6 +171,28 @@ def _fitted(run: Run, tried: Families, family: str) -> Replacement:
         certificate=certificate,
         decided=decided,
     )
+
+
+def _power(run: Run) -> int:
+    """The power of two that logits are divided by while other families are fitted, so that no square of them overflows.
+
+    Their softmax means something on the scale of trained logits alone: what is near it stays as it is.
+    """
+    logits = run.mlp.logits(run.X)
+    largest = float(np.abs(logits if logits.shape[1] == 1 else logits - logits[:, :1]).max())
+    return 0 if not 0 < largest < np.inf or _SMALLEST <= largest <= _LARGEST else int(np.frexp(largest)[1]) - 4
+
+
+def _scaled_head(mlp: MLP, power: int) -> MLP:
+    return mlp if power == 0 else MLP(mlp.W1, mlp.b1, np.ldexp(mlp.W2, power), np.ldexp(mlp.b2, power))
+
+
+def _scaled(model: QuadraticModel, power: int) -> QuadraticModel:
+    """Logits times a power of two: the same decisions, and exactly the same model but for its exponents."""
+    if power == 0:
+        return model
+    S, T, c = (np.ldexp(each, power) for each in (model.S, model.T, model.c))
+    return QuadraticModel(model.W1, model.b1, S, T, c)
 
 
 def _one_thread() -> Any:
@@ -190,7 +215,9 @@ def _worst_margin(run: Run, model: QuadraticModel) -> float:
 
 
 def _norm(arrays: Iterable[Array]) -> float:
-    return float(np.sqrt(sum(float(np.square(array).sum()) for array in arrays))) or 1.0
+    flat = np.concatenate([array.ravel() for array in arrays])
+    largest = float(np.abs(flat).max())
+    return largest * float(np.linalg.norm(flat / largest)) if largest else 1.0
 
 
 def _conditioning(run: Run, family: str, model: QuadraticModel) -> Conditioning:

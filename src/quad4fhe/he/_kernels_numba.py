@@ -33,6 +33,7 @@ def _typed_fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
 _fma: Any = intrinsic(_typed_fma)
 
 
+# numba's intrinsics have no types, so what _fma returns is Any to mypy: hence the two ignores.
 @njit(inline="always")
 def _centred(v: float, q: float, inverse: float) -> float:
     # The quotient is off by at most 1/2 + 2^-30, so the remainder is |r| <= q/2 + 2; v - k q is an integer below 2^53.

@@ -19,7 +19,7 @@ from quad4fhe.circuit.chain import Chain
 from quad4fhe.circuit.exact import ExactMatrix, Limb, exact_matrix
 from quad4fhe.circuit.quantise import IntegerCircuit
 from quad4fhe.errors import InputError
-from quad4fhe.he.residues import KernelName, kernels, multiply, residues
+from quad4fhe.he.residues import KernelName, check_residues, kernels, multiply, residues
 from quad4fhe.he.seal import SecretKey, words
 
 Residues = NDArray[np.uint32]
@@ -57,16 +57,6 @@ def decrypt(key: SecretKey, reply: Residues, log2_scale: int) -> Array:
     for k, row in enumerate(reply):
         out[:, k] = key.decrypt(key.context.ciphertext(row, 2.0**log2_scale))
     return out
-
-
-def check_residues(name: str, array: NDArray[Any], shape: tuple[int, ...], chain: Chain) -> None:
-    """Refuse anything but canonical residues of the given shape (..., primes, N); -1 in a shape means any length."""
-    fits = array.ndim == len(shape) and all(want in (-1, got) for want, got in zip(shape, array.shape, strict=True))
-    if array.dtype != np.uint32 or not fits:
-        raise InputError(f"{name} is {array.dtype} {array.shape}, wanted uint32 {shape}: was it made with this plan?")
-    for place, q in enumerate(chain.primes):
-        if array.size and int(array[..., place, :].max()) >= q:
-            raise InputError(f"{name} has residues that are not below the prime {q}: it is damaged or of another plan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +98,7 @@ class BatchEvaluator:
         seen = 0
         running: _Running | None = None
         for chunk in chunks:
-            check_residues("the request", chunk, shape, self.chain)
+            check_residues("the request", chunk, shape, self.chain.primes, np.uint32)
             if not 0 < chunk.shape[0] <= self.features - seen:
                 raise InputError(f"the request has {seen + chunk.shape[0]} features, wanted {self.features}")
             if chunk.shape[0] == self.features:

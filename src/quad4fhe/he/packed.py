@@ -21,6 +21,7 @@ from quad4fhe.circuit.packed_noise import placement
 from quad4fhe.circuit.packing import Packing, split_steps
 from quad4fhe.circuit.quantise import Scales
 from quad4fhe.errors import InputError
+from quad4fhe.he.residues import check_residues
 from quad4fhe.he.seal import Context, SecretKey, words
 from quad4fhe.quadratic import QuadraticModel
 
@@ -66,15 +67,6 @@ def logits_of(slots: Array, packing: Packing) -> Array:
     return slots.reshape(packing.width, packing.samples)[:: packing.window][: packing.outputs].T
 
 
-def check_words(name: str, array: NDArray[Any], shape: tuple[int, ...], primes: tuple[int, ...]) -> None:
-    """Refuse anything but canonical residues of the given shape (..., primes, N)."""
-    if array.dtype != np.uint64 or array.shape != shape:
-        raise InputError(f"{name} is {array.dtype} {array.shape}, wanted uint64 {shape}: was it made with this plan?")
-    for place, q in enumerate(primes):
-        if int(array[..., place, :].max()) >= q:
-            raise InputError(f"{name} has residues that are not below the prime {q}: it is damaged or of another plan")
-
-
 class PackedEvaluator:
     """The server's side: every weight encoded once, then a fixed sequence of SEAL calls."""
 
@@ -109,9 +101,8 @@ class PackedEvaluator:
         """The reply (2, primes - 1, N) to a request (chunks, 2, primes, N); `keys` are relin and Galois keys."""
         packing, evaluator, scales = self.packing, self.context.evaluator, self.scales
         relin, galois = keys
-        check_words(
-            "the request", request, (packing.chunks, 2, len(self.chain.primes), self.chain.ring), self.chain.primes
-        )
+        primes = self.chain.primes
+        check_residues("the request", request, (packing.chunks, 2, len(primes), self.chain.ring), primes, np.uint64)
         self.counts = Counts(encryptions=packing.chunks, depth=3)
         inputs = [self.context.ciphertext(chunk, 2.0**scales.x) for chunk in request]
         baby, giant = split_steps(packing.diagonals)

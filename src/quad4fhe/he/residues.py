@@ -1,23 +1,42 @@
 """Integer matrix products on ciphertext residues, exactly, with float64 BLAS.
 
-Decides how a product with an ExactMatrix is carried out and which kernels run; that it is exact was proved in
-`circuit.exact`. What the residues mean is left to `batch`.
+Decides how a product with an ExactMatrix is carried out, which kernels run, and what counts as residues at all; that
+products are exact was proved in `circuit.exact`. What the residues mean is left to `batch` and `packed`.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.exact import ExactMatrix
 from quad4fhe.circuit.quantise import BigInts
-from quad4fhe.errors import MissingExtraError
+from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.he import _kernels_numpy
 
 KernelName = Literal["auto", "numpy", "numba"]
+
+
+def check_residues(
+    name: str,
+    array: NDArray[Any],
+    shape: tuple[int, ...],
+    primes: tuple[int, ...],
+    dtype: type[np.generic],
+) -> None:
+    """Refuse anything but canonical residues of the given shape (..., primes, N); -1 in a shape means any length."""
+    fits = array.ndim == len(shape) and all(want in (-1, got) for want, got in zip(shape, array.shape, strict=True))
+    if array.dtype != dtype or not fits:
+        raise InputError(
+            f"{name} is {array.dtype} {array.shape}, wanted {np.dtype(dtype)} {shape}: was it made with this plan?"
+        )
+    for place, q in enumerate(primes):
+        if array.size and int(array[..., place, :].max()) >= q:
+            raise InputError(f"{name} has residues that are not below the prime {q}: it is damaged or of another plan")
 
 
 def kernels(name: KernelName = "auto") -> ModuleType:

@@ -25,7 +25,7 @@ from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import batch, packed
 from quad4fhe.he.keys import StoredKey
 from quad4fhe.he.packed import EvaluationKeys
-from quad4fhe.he.residues import KernelName
+from quad4fhe.he.residues import KernelName, check_residues
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.mlp import decide
 from quad4fhe.quadratic import QuadraticModel
@@ -162,10 +162,10 @@ class Client:
         primes, ring = plan.value_chain.primes, plan.chain.ring
         if plan.layout == "batch":
             shape = (plan.shape.outputs, 3, len(primes), ring)
-            batch.check_residues("the reply", residues, shape, plan.chain)
+            check_residues("the reply", residues, shape, plan.chain.primes, np.uint32)
             slots = batch.decrypt(self._secret, residues, plan.scales.out)
             return slots, slots
-        packed.check_words("the reply", residues, (2, len(primes), ring), primes)
+        check_residues("the reply", residues, (2, len(primes), ring), primes, np.uint64)
         slots = packed.decrypt(self._secret, residues, plan.scales)
         return slots, packed.logits_of(slots, plan.packing)
 

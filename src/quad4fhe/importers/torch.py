@@ -59,7 +59,7 @@ def from_torch_file(path: str | Path) -> MLP:
                 warnings.simplefilter("ignore")  # about TorchScript archives, which are refused below
                 content = torch.load(file, map_location="cpu", weights_only=True)
         # torch.load lets whatever its unpickler hits on bad bytes escape: KeyError, IndexError, UnicodeDecodeError...
-        except Exception as error:
+        except Exception as error:  # see the line above
             if isinstance(error, pickle.UnpicklingError) or "TorchScript" in str(error):
                 came = "holds a whole pickled module or a TorchScript archive, which is never run, wanted a state dict"
             else:

@@ -59,14 +59,24 @@ def climb(
         ("unitwise", "unitwise", True),
         ("head", "head", True),
     ):
-        rung = Rung(name, sizes[family], estimate=estimates.get(family) if polish else None)
+        rung = Rung(name, sizes[family])
+        # The shared fit that was cross-validated is the polished one, unless there is nothing to polish.
+        if polish and (family != "shared" or not _is_final(rungs[0])):
+            rung = replace(rung, estimate=estimates.get(family))
         if family == own.family and (family != "shared" or polish == own.regime.endswith("+polish")):
             rungs.append(replace(_told(rung, own), test=own_test, own=True))
         elif reason := _not_run(family, polish, rungs, extent):
             rungs.append(replace(rung, reason=reason))
         else:
             rungs.append(_fitted(rung, own, family, polish, X, X_test, progress))
+    if _is_final(rungs[0]):
+        rungs[0] = replace(rungs[0], estimate=estimates.get("shared"))
     return rungs
+
+
+def _is_final(first: Rung) -> bool:
+    """Whether the paper's fit is left as it is: a lossless one, or reduced hulls."""
+    return first.regime.startswith(("hard", "rch"))
 
 
 def _not_run(family: str, polish: bool, below: list[Rung], extent: Extent) -> str:

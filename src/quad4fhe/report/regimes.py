@@ -6,7 +6,7 @@ import re
 
 from quad4fhe.fit import Fit
 
-_PRIOR = "It was found by cross-validation, starting from the best shared quadratic."
+_PRIOR = "How freely they may move from the best shared quadratic was chosen by cross-validation."
 
 
 def explain(fit: Fit) -> list[str]:

@@ -29,6 +29,7 @@ def decisions(found: Findings, shown: list[Picture]) -> Markup:
     parts = [element("h2", "The decisions"), *(element("p", line) for line in explain(found.fit))]
     parts.append(_figures(shown, names, pairs(_solved(found))))
     d = found.fit.diagnostics
+    prior = "" if found.fit.family == "shared" else ", of the shared fit it started from"
     if d.soft_trace:
         head = ("weight", "kept", "samples with slack", "sum of slacks", "largest slack", "worst margin", "gap")
         rows = [
@@ -43,18 +44,22 @@ def decisions(found: Findings, shown: list[Picture]) -> Markup:
             )
             for step in d.soft_trace
         ]
-        parts.append(details("Every weight of the soft problem", table("The soft problem by weight", head, rows, 0)))
+        parts.append(
+            details(f"Every weight of the soft problem{prior}", table("The soft problem by weight", head, rows, 0))
+        )
     if d.cap_trace:
         rows2 = [(number(mu), number(margin) if margin else "the hulls meet") for mu, margin in d.cap_trace]
         parts.append(
-            details("Every cap that was tried", table("Reduced hulls by cap", ("cap mu", "distance"), rows2, 0))
+            details(f"Every cap that was tried{prior}", table("Reduced hulls by cap", ("cap mu", "distance"), rows2, 0))
         )
     return element("section", *parts, id="decisions")
 
 
 def _solved(found: Findings) -> list[tuple[str, str]]:
     d = found.fit.diagnostics
-    lines: list[tuple[str, str]] = [("exact test", _plain("hard", d.hard))]
+    # What the solver of the shared quadratic found is, for a larger family, about the fit it started from.
+    of = "" if found.fit.family == "shared" else ", shared"
+    lines: list[tuple[str, str]] = [(f"exact test{of}", _plain("hard", d.hard))]
     smallest = join(
         [_number("margin", d.margin), " (normalised ", _number("normalised_margin", d.normalised_margin), ")"]
     )
@@ -74,7 +79,7 @@ def _solved(found: Findings) -> list[tuple[str, str]]:
     if d.best_line is not None:
         best = from_fit("diagnostics.best_line.mismatches", d.best_line.mismatches, f"{d.best_line.mismatches:,}")
         proof = " lost, and no line loses fewer" if d.best_line.optimal else " lost is the fewest found for any line"
-        lines.append(("best line", join([best, proof])))
+        lines.append((f"best line{of}", join([best, proof])))
     q = d.quantisation
     if q.decimals is not None and q.bits is not None:
         decimals = from_fit("diagnostics.quantisation.decimals", q.decimals, str(q.decimals))

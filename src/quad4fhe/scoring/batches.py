@@ -84,9 +84,12 @@ def write_requests(
         check_inside(checked[start : start + plan.per_request], plan.domain, first_row=start)
     key_bytes = size = clipped = 0
     _make_folder(folder)
+    if not index_path(folder).exists():
+        _require_own(folder, client.key_id, set())
     with only_writer(folder), Journal(index_path(folder), head) as index:
         remove_parts(folder)
-        before = {line["file"]: line for line in index.lines}
+        before = {line["file"] for line in index.lines}
+        _require_own(folder, client.key_id, before)
         _write_plan(folder, plan)
         keys_file = folder / f"{client.key_id.hex()}{KEYS}"
         if plan.layout == "packed" and not keys_file.exists():
@@ -183,6 +186,16 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(f"can't make the folder {folder}: {error.strerror or error}") from None
+
+
+def _require_own(folder: Path, key_id: bytes, before: set[str]) -> None:
+    """Refuse to write over requests of others; a kill leaves at most one of our own that the index does not name."""
+    unknown = [path for path in folder.glob(f"*{REQUEST}") if path.name not in before]
+    for path in unknown:
+        with path.open("rb") as file, parsing(f"the file {path.name}", "choose an empty folder"):
+            own = container.peek(file.read(container.HEADER_BYTES)).key == key_id
+        if not own or len(unknown) > 1:
+            raise InputError(f"{folder} holds requests that are not in {index_path(folder)}; choose an empty folder")
 
 
 def _write_plan(folder: Path, plan: Plan) -> None:

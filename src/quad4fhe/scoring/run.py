@@ -109,18 +109,19 @@ def score(
     with _folder(replies), Journal(replies / MANIFEST, head) as manifest:
         run = _Run(plan, requests.absolute(), replies.absolute(), manifest, how == "bytes")
         pending = run.pending(names, progress)
-        lost, scoring_seconds = 0, 0.0
+        count, lost, scoring_seconds = chosen.workers, 0, 0.0
         if pending:
             keys = _keys(plan, run.requests, how == "bytes")
+            progress("start the workers", 0, 0)
             with chosen.open(partial(worker.make, fit.model, plan.to_dict(), keys)) as team:
-                ready = time.monotonic()
+                count, ready = team.workers, time.monotonic()
                 for done in team.stream(run.tasks(pending), ahead=1):
                     run.settle(done)
                     progress("score", run.settled, len(pending))
                 lost, scoring_seconds = team.lost, time.monotonic() - ready
     return Score(
         engine=chosen.name,
-        workers=chosen.workers,
+        workers=count,
         payload=how,
         layout=plan.layout,
         per_request=plan.per_request,

@@ -19,6 +19,7 @@ from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import container
 from quad4fhe.he.session import Server
+from quad4fhe.he.warm import warm_up
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.scoring.files import DIGEST, appearing
 
@@ -64,6 +65,7 @@ class _Scorer:
     def __init__(self, model: QuadraticModel, plan: Plan, keys: dict[bytes, Source]) -> None:
         self._plan = plan
         self._server = Server(SimpleNamespace(model=model), plan)  # it asks for nothing else
+        warm_up(self._server)
         self._keys = keys
         self._recent: OrderedDict[bytes, None] = OrderedDict()
 

@@ -23,7 +23,7 @@ _PAUSE = 1.0  # between two attempts to start a worker that does not start
 
 
 class WorkerLostError(Quad4FHEError):
-    """The worker ended in the middle of a job; the same job may be given again."""
+    """The worker ended in the middle of a job, or none was free in time; the same job may be given again."""
 
 
 class DeadlineError(Quad4FHEError):
@@ -87,7 +87,7 @@ class Pool:
             async with asyncio.timeout_at(deadline):
                 worker = await self._next()
         except TimeoutError:
-            raise DeadlineError("no worker was free within the deadline; send the request again later") from None
+            raise WorkerLostError("no worker was free within the deadline; send the request again later") from None
         try:
             async with asyncio.timeout_at(deadline):
                 answer = await worker.ask(msgspec.json.encode(job))

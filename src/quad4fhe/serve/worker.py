@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-import numpy as np
 
 from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError
 from quad4fhe.fit.result import Fit
 from quad4fhe.he import container
-from quad4fhe.he.container import Kind
-from quad4fhe.he.session import Header, Request, Server
+from quad4fhe.he.session import Server
+from quad4fhe.he.warm import warm_up
 from quad4fhe.serve.memory import limit_memory, need
 
 KEYS_AT_ONCE = 16  # clients' evaluation keys in memory; more are read again from the spool
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WARM = 2**26  # bytes of the largest request that is evaluated once beforehand
 
 
 class ModelJob(msgspec.Struct, frozen=True):
@@ -79,7 +77,7 @@ class Worker:
             for fields in model.plans:
                 plan = Plan.from_dict(fields)
                 self._servers[plan.sha256.hex()] = server = Server(fit, plan)
-                _warm_up(server)
+                warm_up(server)
         limit_memory(setup.memory, sum(need(server.plan, KEYS_AT_ONCE) for server in self._servers.values()))
 
     def do(self, job: Job) -> Answer:
@@ -132,17 +130,6 @@ class Worker:
         with Path(reply).open("r+b") as out:  # the server made it: a worker that is too late leaves nothing behind
             for part in container.write_reply(server.plan, answer):
                 out.write(part)
-
-
-def _warm_up(server: Server) -> None:
-    """Let kernels be compiled before the first request has a deadline."""
-    plan = server.plan
-    if plan.layout == "packed" or container.size(plan, Kind.request) > _WARM:
-        return
-    header = Header(plan.sha256, plan.model_id, bytes(16), bytes(16))
-    zeros = np.zeros(container.form(plan, Kind.request).shape, dtype=np.uint32)
-    zeros.flags.writeable = False  # as a request's are: kernels are compiled for either
-    server.evaluate(Request(header, [zeros]))
 
 
 def _lines(out: BinaryIO) -> Callable[[Any], None]:
