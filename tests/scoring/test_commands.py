@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +15,28 @@ from quad4fhe.cli import main
 from serving import small_fit
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a fit, a plan, a key, and 5,000 samples."""
-    monkeypatch.chdir(tmp_path)
+    place = tmp_path_factory.mktemp("commands")
     fit = small_fit(5, 8, 3, seed=0)
-    fit.save("fit.safetensors")
-    np.save("x.npy", np.clip(np.random.default_rng(1).normal(size=(5000, 5)), *fit.box))
-    assert main(["plan", "fit.safetensors", "--layout", "batch", "--json"]) == 0
-    Path("plan.json").write_text(capsys.readouterr().out)
-    assert main(["keygen", "own.key", "--plan", "plan.json"]) == 0
-    capsys.readouterr()
+    fit.save(place / "fit.safetensors")
+    np.save(place / "x.npy", np.clip(np.random.default_rng(1).normal(size=(5000, 5)), *fit.box))
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["plan", str(place / "fit.safetensors"), "--layout", "batch", "--json"]) == 0
+    (place / "plan.json").write_text(out.getvalue())
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(["keygen", str(place / "own.key"), "--plan", str(place / "plan.json")]) == 0
+    return place
+
+
+@pytest.fixture
+def place(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it to work in."""
+    for file in original.iterdir():
+        shutil.copy(file, tmp_path)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
