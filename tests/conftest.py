@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,3 +55,21 @@ def trained() -> Callable[[str], Trained]:
         return _load(name)
 
     return load
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One small Ray of four CPUs for all tests, because it takes seconds to start; skipped where Ray is absent."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'quad4fhe[ray]'")
+    from quad4fhe.engines import ray as adapter
+
+    adapter.ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield
+    adapter.ray.shutdown()

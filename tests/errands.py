@@ -1,0 +1,123 @@
+"""Work for worker processes to do in tests; a module of its own, so that the workers can import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quad4fhe.errors import InputError, MissingExtraError
+
+
+def made(log: str | None = None) -> Callable[[Any], Any]:
+    """A worker that does what its tasks say; writes a line to `log` when it is set up."""
+    if log is not None:
+        with Path(log).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+    memory: list[Any] = []
+
+    def work(task: Any) -> Any:
+        return ACTIONS[task[0]](*task[1:], memory)
+
+    return work
+
+
+def refusing() -> Callable[[Any], Any]:
+    raise InputError("nothing can be set up here")
+
+
+def dying() -> Callable[[Any], Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+class Stubborn(Exception):
+    """An error that pickle can't carry."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"stubborn {one} {two}")
+
+
+def _square(value: int, memory: list[Any]) -> int:
+    return value * value
+
+
+def _pid(seconds: float, memory: list[Any]) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def _raise(message: str, memory: list[Any]) -> None:
+    raise InputError(message)
+
+
+def _stubborn(memory: list[Any]) -> None:
+    raise Stubborn(1, 2)
+
+
+def _missing(memory: list[Any]) -> None:
+    raise MissingExtraError("numba", "fast", "this")
+
+
+def _die(memory: list[Any]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_until(flag: str, memory: list[Any]) -> int:
+    """Die at the first attempt, answer at the second."""
+    place = Path(flag)
+    if not place.exists():
+        place.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
+def _remember(value: Any, memory: list[Any]) -> tuple[int, list[Any]]:
+    memory.append(value)
+    return os.getpid(), list(memory)
+
+
+def _lambda(memory: list[Any]) -> Any:
+    return lambda: None
+
+
+def _print(memory: list[Any]) -> str:
+    sys.stdout.write("noise\n" * 1000)
+    sys.stdout.flush()
+    os.write(1, b"more noise\n")
+    return "said"
+
+
+def _threads(memory: list[Any]) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS")}
+
+
+def _sigint(memory: list[Any]) -> str:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
+    return "still here"
+
+
+def _echo(data: bytes, memory: list[Any]) -> bytes:
+    return data
+
+
+ACTIONS: dict[str, Callable[..., Any]] = {
+    "square": _square,
+    "pid": _pid,
+    "raise": _raise,
+    "stubborn": _stubborn,
+    "missing": _missing,
+    "die": _die,
+    "die until": _die_until,
+    "remember": _remember,
+    "lambda": _lambda,
+    "print": _print,
+    "threads": _threads,
+    "sigint": _sigint,
+    "echo": _echo,
+}
