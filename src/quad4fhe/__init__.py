@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quad4fhe.certificate import Certificate, Evidence, Verified, verify
+from quad4fhe._rows import Rows
+from quad4fhe.certificate import Certificate, Verified, verify
 from quad4fhe.circuit.describe import describe
 from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.compare import compare
@@ -14,6 +15,7 @@ from quad4fhe.errors import (
     Quad4FHEError,
     TargetNotReachedError,
 )
+from quad4fhe.evidence import Evidence
 from quad4fhe.fit import Fit, fit
 from quad4fhe.he.session import Client, ReplyError, Server
 from quad4fhe.mlp import MLP
@@ -37,6 +39,7 @@ __all__ = [
     "Quad4FHEError",
     "QuadraticModel",
     "ReplyError",
+    "Rows",
     "Server",
     "TargetNotReachedError",
     "Verified",

@@ -7,7 +7,6 @@ is left to whoever reads them; tables are left to `data`.
 from __future__ import annotations
 
 import bisect
-import math
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +30,9 @@ class Rows:
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """The rows start to stop, shape (stop - start, d), of any real dtype."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how its rows are read; give it read(start, stop)")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how its rows are read; give it read(start, stop)"
+        )
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(self.shape[0])
@@ -143,7 +144,14 @@ def as_rows(name: str, value: ArrayLike | Rows, columns: int) -> Rows:
             raise InputError(f"{name} has {shape[1]} columns, but the model takes {columns} features")
         return value
     array = samples(name, value, columns)
-    # Only a whole map: a view of one remembers the offset of the whole.
-    if isinstance(value, np.memmap) and isinstance(value.base, mmap.mmap) and value.filename and math.prod(value.shape):
-        return _mapped_rows(value, Path(str(value.filename)))
+    if (mapped := _whole_map(array)) is not None:
+        return _mapped_rows(mapped, Path(str(mapped.filename)))
     return ArrayRows(array)
+
+
+def _whole_map(array: object) -> np.memmap[Any, Any] | None:
+    """The array if it maps a file; not a view of such a map, which remembers the offset of the whole."""
+    if not isinstance(array, np.memmap):
+        return None
+    base: object = array.base
+    return array if isinstance(base, mmap.mmap) and array.filename and array.size else None

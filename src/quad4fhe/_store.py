@@ -54,10 +54,10 @@ class Store:
     def _write(self, arrays: Arrays) -> _Place:
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="quad4fhe-", buffering=0)
+                self._file = tempfile.TemporaryFile(prefix="quad4fhe-", buffering=0)  # noqa: SIM115 - lives as long as its process
             self._file.seek(self._end)
             for array in arrays:
-                left = memoryview(array).cast("B") if array.size else memoryview(b"")
+                left = _bytes_of(array)
                 while left:
                     left = left[self._file.write(left) :]
         except OSError as error:
@@ -75,7 +75,7 @@ class Store:
         out = []
         for dtype, shape in place.kinds:
             array = np.empty(shape, dtype=dtype)
-            left = memoryview(array).cast("B") if array.size else memoryview(bytearray())
+            left = _bytes_of(array)
             while left:
                 count = self._file.readinto(left)  # type: ignore[attr-defined]  # an unbuffered file has it
                 if not count:
@@ -83,3 +83,7 @@ class Store:
                 left = left[count:]
             out.append(array)
         return tuple(out)
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8).data)

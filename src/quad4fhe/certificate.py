@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress, silent
 from quad4fhe._rows import Rows, as_rows
+from quad4fhe.data.files import Given, rows_of
 from quad4fhe.engines import Engine
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.evidence import Evidence, check_evidence
@@ -236,7 +237,7 @@ def no_room(claim: Certificate, mlp: MLP) -> str:
 def verify(
     fit: Certified,
     mlp: MLP | None,
-    X_cal: ArrayLike | Rows,
+    X_cal: Given,
     progress: Progress = silent,
     *,
     engine: str | Engine | None = None,
@@ -246,11 +247,11 @@ def verify(
 
     With `mlp` given, also checks that the fit was made for this very model. Besides the certificate's own claims this
     covers the coefficients, threshold, regime, box and margins the fit shows; its diagnostics are a report of the run
-    and are not certified. X_cal may be `Rows`, which are read part by part; `engine` ("local", "ray" or an Engine) shares
-    the parts out among `workers`.
+    and are not certified. X_cal may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray" or
+    an Engine) shares the parts out among `workers`.
     """
     claim = fit.certificate
-    rows = as_rows("X_cal", X_cal, fit.mlp.features)
+    rows = rows_of("X_cal", X_cal, fit.mlp.features)
     if claim.format != FORMAT:
         raise CertificateError(f"the certificate has format {claim.format}, this version checks format {FORMAT}")
     progress("hashes", 0, 4)

@@ -6,7 +6,7 @@ claimed with it to `certificate`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -17,6 +17,9 @@ from quad4fhe._rows import Rows, as_rows
 from quad4fhe.errors import CertificateError
 from quad4fhe.exact import WholeNumbers
 from quad4fhe.mlp import MLP
+
+Targets = Mapping[int, int] | NDArray[Any]
+"""The ReLU model's decisions, by row."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,13 +37,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     scale: bool = False
 
 
-def check_evidence(
-    mlp: MLP, X: ArrayLike | Rows, targets: NDArray[Any], evidence: Evidence
-) -> list[Fraction]:
-    """The exact weights (adding up to one) with which the rows of `evidence` contradict each other.
-
-    `targets` (n,) are the ReLU model's decisions.
-    """
+def check_evidence(mlp: MLP, X: ArrayLike | Rows, targets: Targets, evidence: Evidence) -> list[Fraction]:
+    """The exact weights (adding up to one) with which the rows of `evidence` contradict each other."""
     rows = evidence_rows(mlp, X, targets, evidence)
     most = 4 if evidence.geometry == "plane" else 5
     if not 1 <= len(rows) <= most:
@@ -51,7 +49,7 @@ def check_evidence(
     return weights
 
 
-def evidence_weights(targets: NDArray[Any], evidence: Evidence, rows: list[list[Fraction]]) -> list[Fraction] | None:
+def evidence_weights(targets: Targets, evidence: Evidence, rows: list[list[Fraction]]) -> list[Fraction] | None:
     """The weights with which these rows contradict each other although ties are kept by the lower class, or None."""
     weights = contradiction_weights(rows)
     if weights is None or evidence.geometry == "plane":
@@ -64,12 +62,10 @@ def evidence_weights(targets: NDArray[Any], evidence: Evidence, rows: list[list[
     return weights if strict or (evidence.scale and weights[0] > 0) else None
 
 
-def evidence_rows(
-    mlp: MLP, X: ArrayLike | Rows, targets: NDArray[Any], evidence: Evidence
-) -> list[list[Fraction]]:
+def evidence_rows(mlp: MLP, X: ArrayLike | Rows, targets: Targets, evidence: Evidence) -> list[list[Fraction]]:
     """The rows that `evidence` names, exact from the weights and inputs."""
     source = as_rows("X_cal", X, mlp.features)
-    _check_indices(mlp, targets, evidence)
+    _check_indices(mlp, source.shape[0], targets, evidence)
     whole = WholeNumbers(mlp)
     zero, one = Fraction(0), Fraction(1)
     B, b = whole.offsets()
@@ -85,14 +81,14 @@ def evidence_rows(
     return rows
 
 
-def _check_indices(mlp: MLP, targets: NDArray[Any], evidence: Evidence) -> None:
+def _check_indices(mlp: MLP, n: int, targets: Targets, evidence: Evidence) -> None:
     if evidence.geometry == "plane" and (mlp.classes != 2 or evidence.rivals or evidence.scale):
         raise CertificateError("evidence in the plane is for two classes, without rivals or scale")
     if evidence.geometry == "pairs" and len(evidence.rivals) != len(evidence.samples):
         raise CertificateError("evidence for pairs names one rival per sample")
     for i in evidence.samples:
-        if not 0 <= i < targets.size:
-            raise CertificateError(f"evidence names calibration row {i}, but there are {targets.size}")
+        if not 0 <= i < n:
+            raise CertificateError(f"evidence names calibration row {i}, but there are {n}")
     for i, c in zip(evidence.samples, evidence.rivals, strict=False):
         if not 0 <= c < mlp.classes or c == int(targets[i]):
             raise CertificateError(f"class {c} is no rival of the decision on calibration row {i}")

@@ -78,9 +78,7 @@ def _row_bytes(model: Model) -> int:
     return 8 * (model.features + 4 * model.units + 4 * model.outputs)
 
 
-def _decisions(
-    model: Model, n: int, chunks: Iterable[tuple[slice, Array]], name: str, progress: Progress
-) -> Decisions:
+def _decisions(model: Model, n: int, chunks: Iterable[tuple[slice, Array]], name: str, progress: Progress) -> Decisions:
     label = np.empty(n, dtype=np.int64)
     strict = np.ones(n, dtype=np.bool_)
     gap, gap_error = np.empty(n), np.zeros(n)

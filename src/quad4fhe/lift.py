@@ -222,7 +222,9 @@ def _statistics(mlp: MLP, shard: Shard) -> tuple[Array, Array, Array]:
     finite = np.isfinite(Q) & np.isfinite(L)
     if not finite.all():
         row = shard.first + int(np.argwhere(~finite)[0][0])
-        raise InputError(f"{shard.name} row {row} overflows the hidden layer; scale the features to ordinary size first")
+        raise InputError(
+            f"{shard.name} row {row} overflows the hidden layer; scale the features to ordinary size first"
+        )
     return Q, L, box
 
 

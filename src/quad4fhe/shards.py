@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -200,7 +201,7 @@ class Shards:
     def _runs(self) -> list[tuple[int, int]]:
         """The shards of each worker."""
         edges = [w * self.count // self.workers for w in range(self.workers + 1)]
-        return list(zip(edges, edges[1:], strict=False))
+        return list(pairwise(edges))
 
     def _gather(
         self,
@@ -222,7 +223,7 @@ class Shards:
         return found
 
     def _readable(self, rows: Rows) -> Rows:
-        """A source that workers can read: an array goes through a file, for it would not fit in memory once for each."""
+        """A source that workers can read: an array goes through a file, or each would need a copy of it."""
         if not isinstance(rows, ArrayRows):
             return rows
         handle, name = tempfile.mkstemp(prefix="quad4fhe-", suffix=".rows")

@@ -79,9 +79,7 @@ def _few(plane: PlaneBlocks, direction: Array, counts: Sequence[int]) -> list[Lo
     return found
 
 
-def _lowest_of(
-    plus: Cloud, minus: Cloud, direction: Array, centre: Array, counts: Sequence[int]
-) -> list[Array]:
+def _lowest_of(plus: Cloud, minus: Cloud, direction: Array, centre: Array, counts: Sequence[int]) -> list[Array]:
     """Height, x, y and row of the count + 1 lowest of each class, (4, at most count + 1)."""
     found = []
     for side, (cloud, count) in enumerate(zip((plus, minus), counts, strict=True)):

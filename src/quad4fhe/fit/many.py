@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from quad4fhe._arrays import Array
-from quad4fhe.certificate import Evidence
+from quad4fhe.evidence import Evidence
 from quad4fhe.fit import agreement
 from quad4fhe.fit.pairwise import OutOfRounds, PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.fit.run import Run, Solution

@@ -95,7 +95,9 @@ def _ends_in(block: Lift, line: Line, window: tuple[float, float], bins: IntArra
     return found[0], found[1]
 
 
-def _deepest_of(low: Array, high: Array, low_bin: IntArray, high_bin: IntArray, entering: IntArray) -> tuple[int, float]:
+def _deepest_of(
+    low: Array, high: Array, low_bin: IntArray, high_bin: IntArray, entering: IntArray
+) -> tuple[int, float]:
     """As `deepest`, where the bins between those of the ends only change the depth by what is known of them."""
     ends, bins = np.concatenate([low, high]), np.concatenate([low_bin, high_bin])
     order = np.argsort(ends, kind="stable")

@@ -32,7 +32,7 @@ class ReducedHulls:
     drown the differences in its rounding.
     """
 
-    def __init__(self, plane: PlaneBlocksBlocks, mu: float) -> None:
+    def __init__(self, plane: PlaneBlocks, mu: float) -> None:
         self.plane, self.centre = plane, plane.moments.centre
         counts = plane.moments.counts
         self.mu = tuple(max(mu, 1.0 / n) for n in counts)
@@ -73,7 +73,7 @@ class ReducedSeparation:
     margin: float
 
 
-def closest(plane: PlaneBlocksBlocks, mu: float) -> ReducedSeparation | None:
+def closest(plane: PlaneBlocks, mu: float) -> ReducedSeparation | None:
     """Solve D-RCH at base cap mu; None where the reduced hulls meet."""
     hulls = ReducedHulls(plane, mu)
 
@@ -96,7 +96,7 @@ def closest(plane: PlaneBlocksBlocks, mu: float) -> ReducedSeparation | None:
         return None
     u, v = (end + hulls.centre for end in _ends(found.atoms, found.x, found.y))
     offset = float(theta @ hulls.centre)
-    return ReducedSeparation(mu, *hulls.mu, theta, u, v, low + offset, high + offset, low - high)
+    return ReducedSeparation(mu, hulls.mu[0], hulls.mu[1], theta, u, v, low + offset, high + offset, low - high)
 
 
 def _ends(atoms: Sequence[Atom], x: float, y: float) -> tuple[Array, Array]:
@@ -111,7 +111,9 @@ def _ends(atoms: Sequence[Atom], x: float, y: float) -> tuple[Array, Array]:
     return point[:2], point[2:]
 
 
-def scan(plane: PlaneBlocks, caps: Sequence[float] = CAPS) -> tuple[ReducedSeparation | None, list[tuple[float, float]]]:
+def scan(
+    plane: PlaneBlocks, caps: Sequence[float] = CAPS
+) -> tuple[ReducedSeparation | None, list[tuple[float, float]]]:
     """The largest cap that separates, and the trace of (cap, margin) with margin 0 where the hulls meet."""
     trace: list[tuple[float, float]] = []
     for mu in caps:
@@ -209,9 +211,7 @@ def _slacks_of(
     """Count, sum and maximum of the slacks of a block; how many scores are right, and the worst."""
     offset, middle = float(theta @ centre), (low + high) / 2
     # From the centre, as the levels were: the sample at a level then has no slack, not a rounding error's worth.
-    up, down = (
-        (cloud.x - centre[0]) * theta[0] + (cloud.y - centre[1]) * theta[1] + offset for cloud in (plus, minus)
-    )
+    up, down = ((cloud.x - centre[0]) * theta[0] + (cloud.y - centre[1]) * theta[1] + offset for cloud in (plus, minus))
     slack = np.maximum(np.concatenate([low - up, down - high]), 0.0)
     score = np.concatenate([up - middle, middle - down])
     return (

@@ -92,23 +92,21 @@ class LiftShards:
 
 
 def _on_block(shard: Shard, view: _View, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    if view.sample is None:
-        block = shard_lift(shard, view.B, view.b)
-    else:
-        block = _sampled(shard, view)
+    block = shard_lift(shard, view.B, view.b) if view.sample is None else _sampled(shard, view)
     block = block.shifted(view.tau)
     return function(block if view.scales is None else block.scaled(view.scales), *args)
 
 
 def _sampled(shard: Shard, view: _View) -> Lift:
     assert view.sample is not None
+    share, seed = view.sample
 
     def make() -> Arrays:
         whole = shard_lift(shard, view.B, view.b)
-        rows = sampled_rows(shard.samples, *view.sample, shard.index)  # type: ignore[misc]  # asserted above
+        rows = sampled_rows(shard.samples, share, seed, shard.index)
         return whole.Q[rows], whole.L[rows], whole.target[rows]
 
-    Q, L, target = shard.keep(("sample", *view.sample), make)
+    Q, L, target = shard.keep(("sample", share, seed), make)
     return Lift(Q, L, view.B, view.b, target, 0, np.empty((2, 0)))
 
 

@@ -7,7 +7,7 @@ zero must stay the threshold (Eq. eta-fixed), by tau where it is free. In which 
 from __future__ import annotations
 
 from quad4fhe._arrays import Array
-from quad4fhe.certificate import Evidence
+from quad4fhe.evidence import Evidence
 from quad4fhe.fit import agreement, reduced
 from quad4fhe.fit.bestline import best_line
 from quad4fhe.fit.diagnostics import LineOptimum
