@@ -1,7 +1,7 @@
 """What a worker remembers of its shards: in memory while a stated number of bytes lasts, in a scratch file beyond.
 
-Decides where arrays are kept, never what is in them. The scratch file has no name: it is gone when its process is, however
-that ends. It lies where TMPDIR says.
+Decides where arrays are kept, never what is in them. The scratch file has no name: it is gone when its process is,
+however that ends. It lies where TMPDIR says.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Examined(NamedTuple):
-    """One shard: both models' labels (k,), ties, whether the replacement is strict, its gaps, errors, what was exact."""
+    """One shard: labels (k,) of both models, ties, whether the replacement is strict, its gaps, how many were exact."""
 
     target: NDArray[Any]
     label: NDArray[Any]
@@ -247,8 +247,8 @@ def verify(
 
     With `mlp` given, also checks that the fit was made for this very model. Besides the certificate's own claims this
     covers the coefficients, threshold, regime, box and margins the fit shows; its diagnostics are a report of the run
-    and are not certified. X_cal may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray" or
-    an Engine) shares the parts out among `workers`.
+    and are not certified. X_cal may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray"
+    or an Engine) shares the parts out among `workers`.
     """
     claim = fit.certificate
     rows = rows_of("X_cal", X_cal, fit.mlp.features)

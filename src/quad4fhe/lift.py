@@ -1,7 +1,7 @@
 """The lifted statistics through which a shared quadratic can act on a trained model, in blocks of rows.
 
-Decides Q, L, B, b and the targets (the ReLU model's own decisions, exact), and what solvers may ask of them: a function of
-every block, so that they need not be in one place (`fit.sharded`). What coefficients to choose is left to `fit`. The
+Decides Q, L, B, b and the targets (the ReLU model's own decisions, exact), and what solvers may ask of them: a function
+of every block, so that they need not be in one place (`fit.sharded`). What coefficients to choose is left to `fit`. The
 n(K-1) pairwise rows of the paper are never formed: they are differences of entries kept here.
 """
 
@@ -249,16 +249,17 @@ def merged(name: str, parts: list[Summary]) -> Summary:
     """One summary of several; refuses data on which there is nothing to preserve."""
     counts = np.sum([part.counts for part in parts], axis=0)
     if np.count_nonzero(counts) < 2:
+        only, n = int(np.argmax(counts)), int(counts.sum())
         raise InputError(
-            f"the model decides class {int(np.argmax(counts))} for all {int(counts.sum())} rows of {name}, so there is no "
-            "decision to keep; use calibration data on which it decides at least two classes"
+            f"the model decides class {only} for all {n} rows of {name}, so there is no decision to keep; "
+            "use calibration data on which it decides at least two classes"
         )
     low, high = (bound([part.box[k] for part in parts], axis=0) for k, bound in enumerate((np.min, np.max)))
     return Summary(counts, sum(part.ties for part in parts), np.stack([low, high]))
 
 
 def lift(mlp: MLP, X: NDArray[Any], name: str = "X_cal") -> Lift:
-    """Compute the statistics of `mlp` on X (n, d), all in memory; refuses data on which there is nothing to preserve."""
+    """Compute the statistics of `mlp` on X (n, d) in memory; refuses data on which there is nothing to preserve."""
     rows = ArrayRows(samples(name, X, mlp.features))
     refuse_empty(name, rows.shape[0])
     with Shards(rows, shard_rows(mlp.classes), mlp, name=name) as shards:

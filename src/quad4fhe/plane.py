@@ -1,7 +1,7 @@
 """The binary lift: a plane in which a quadratic is a line, as clouds of points of the two classes, in blocks of rows.
 
-Decides how the plane is cut into blocks and what is known of it without a direction: counts, means and extent. Where its
-points come from is left to `lift`, what is looked for in it to `fit`.
+Decides how the plane is cut into blocks and what is known of it without a direction: counts, means and extent. Where
+its points come from is left to `lift`, what is looked for in it to `fit`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ class Moments(NamedTuple):
 class PlaneBlocks(ABC):
     """The binary lift (Definition 1), block by block: points (Q, H) of both classes, and the offsets B and b.
 
-    B is 0 where eta can't move the threshold.
+    B is 0 where eta can't move the threshold; `size` is the number of rows of a block.
     """
 
     B: float
     b: float
+    size: int
 
     @abstractmethod
     def map(self, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -87,10 +88,11 @@ class Plane(PlaneBlocks):
     positive: BoolArray
     B: float
     b: float
+    size: int = SHARD_ROWS
 
     @cached_property
     def _clouds(self) -> list[tuple[Cloud, Cloud]]:
-        size, n = SHARD_ROWS, self.positive.size
+        size, n = self.size, self.positive.size
         return [
             clouds(self.points[start : start + size], self.positive[start : start + size], start)
             for start in range(0, n, size)

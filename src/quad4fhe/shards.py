@@ -1,8 +1,8 @@
-"""A data set cut into shards, and a function of a shard carried to where the shard is: the waist of everything streamed.
+"""A data set cut into shards, and functions of a shard carried to where it is: the waist of everything streamed.
 
-Decides the cuts (always the same rows together, whoever works on them), who works on which, and that answers come back in
-the order of the shards. So no result depends on the number of workers, or on whether there are any. What is asked of a
-shard is left to `lift`, `certificate` and `fit`; where workers run to `engines`.
+Decides the cuts (always the same rows together, whoever works on them), who works on which, and that answers come back
+in the order of the shards. So no result depends on the number of workers, or on whether there are any. What is asked of
+a shard is left to `lift`, `certificate` and `fit`; where workers run to `engines`.
 """
 
 from __future__ import annotations

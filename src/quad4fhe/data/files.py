@@ -1,7 +1,7 @@
 """Read samples, and labels where there are any, from the files users have: .npz, .npy, .csv, .csv.gz, .parquet.
 
-Decides which array or column is what, and which files can be read a part at a time. Whether the samples fit a model, and
-are finite, is left to `_arrays`, which sees them chunk by chunk; a .npy file therefore stays on disk.
+Decides which array or column is what, and which files can be read a part at a time. Whether the samples fit a model,
+and are finite, is left to `_arrays`, which sees them chunk by chunk; a .npy file therefore stays on disk.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def rows_of(name: str, given: Given, columns: int, role: Role = "calibration", m
 
 
 def open_rows(path: PathLike, role: Role, memory: int | None = None) -> Rows:
-    """The samples of a file: .npy and .parquet a part at a time, any other as a whole, within `memory` bytes if given."""
+    """The samples of a file: .npy and .parquet part by part, any other whole, if that leaves room in `memory` bytes."""
     name = Path(path).name.lower()
     if name.endswith(".npy"):
         return npy_rows(path)

@@ -1,7 +1,7 @@
 """A .parquet table as rows that are read a part at a time, row group by row group.
 
-Decides where the reader stands, so that reading on from the last row costs nothing twice. Which columns are features, and
-which types are numbers, is `_tables`'s to say.
+Decides where the reader stands, so that reading on from the last row costs nothing twice. Which columns are features,
+and which types are numbers, is `_tables`'s to say.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _LINES = 160  # line searches at most
 _PATIENCE = 48  # line searches without a gain
 _REACH = 8.0  # how much larger the coefficients may become, so that the logits keep an ordinary size
 _ENTRIES = 4_000_000  # n x K beyond which the search runs on a sample of the rows first
-_SAMPLE = 99_000  # rows of it at most: few enough for their intervals to be fetched, with room for rounding by block
+_SAMPLE = 99_000  # rows beyond which it does too: few enough for their intervals to be fetched
 _FULL_LINES = 12  # line searches on all rows after one on a sample
 
 
@@ -42,7 +42,7 @@ def polish(
     counts = [_agreeing(lift, start) for start in starts]
     at = int(np.argmax(counts))
     best = Polished(starts[at], counts[at])
-    if lift.samples * lift.classes > _ENTRIES:
+    if lift.samples * lift.classes > _ENTRIES or lift.samples > _SAMPLE:
         share = min(max(1, _ENTRIES // lift.classes), _SAMPLE) / lift.samples
         part = lift.sampled(share, seed)
         rough = _search(part, best.coefficients, _agreeing(part, best.coefficients), _LINES, scales, rng, report)

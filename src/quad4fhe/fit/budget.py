@@ -1,7 +1,7 @@
 """How a stated amount of memory is shared out among the driver and the workers of a fit.
 
-Decides how much of their shards' statistics workers may keep in memory; the rest goes to their scratch files. Neither the
-cuts nor any result depend on it.
+Decides how much of their shards' statistics workers may keep in memory; the rest goes to their scratch files. Neither
+the cuts nor any result depend on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quad4fhe.mlp import MLP
 
 _DRIVER = 16 * 2**20  # line searches, hulls, what arrives from workers
 _DRIVER_ROW = 24  # margins and labels of every row, and their copies when the fit is written
-_WORKER = 4 * 2**20
+_WORKER = 3 * 2**20
 
 
 def store_bytes(memory: int | None, workers: int, mlp: MLP, n: int, held: int) -> int | None:
@@ -21,7 +21,7 @@ def store_bytes(memory: int | None, workers: int, mlp: MLP, n: int, held: int) -
     if memory is None:
         return None
     # A shard's statistics as they are made or read, a view of them, and the temporaries of a chunk.
-    working = _WORKER + 2 * shard_rows(mlp.classes) * row_bytes(mlp.classes) + 3 * CHUNK_BYTES
+    working = _WORKER + 2 * shard_rows(mlp.classes) * row_bytes(mlp.classes) + 2 * CHUNK_BYTES
     driver = _DRIVER + _DRIVER_ROW * n + held
     needed = driver + workers * working
     if memory < needed:

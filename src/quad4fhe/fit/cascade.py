@@ -79,11 +79,11 @@ def fit(
     family="auto" the smallest family that reaches it is taken. `memory_budget` (bytes) bounds the one copy of
     pre-activations that the other families keep; beyond it they are computed again at every pass, more slowly.
 
-    X_cal and X_test may also be `Rows`, a path, or a list of paths whose rows follow each other: .npy and .parquet files
-    are read part by part, others whole. `memory` (bytes, or text such as "512MB") bounds what the fit takes in all its
-    processes together, beyond what they take when they start; statistics that do not fit go to scratch files (TMPDIR).
-    `engine` ("local", "ray" or an Engine) shares the work out among `workers` processes. The fit is the same to the last
-    bit with any engine, number of workers and amount of memory, or none of them.
+    X_cal and X_test may also be `Rows`, a path, or a list of paths whose rows follow each other: .npy and .parquet
+    files are read part by part, others whole. `memory` (bytes, or text such as "512MB") bounds what the fit takes in
+    all its processes together, beyond what they take when they start; statistics that do not fit go to scratch files
+    (TMPDIR). `engine` ("local", "ray" or an Engine) shares the work out among `workers` processes. The fit is the same
+    to the last bit with any engine, number of workers and amount of memory, or none of them.
     """
     if not isinstance(mlp, MLP):
         raise InputError(

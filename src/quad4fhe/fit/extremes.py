@@ -14,7 +14,6 @@ import numpy as np
 
 from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.plane import Cloud, PlaneBlocks
-from quad4fhe.shards import SHARD_ROWS
 
 _FEW = 4096  # points that are sent as they are
 _BINS = 4096
@@ -31,7 +30,7 @@ class Lowest(NamedTuple):
 
 @dataclass(frozen=True)
 class _Bins:
-    """Bins in bins of height: the lower end and the bins a unit of each level, and the bin chosen on each but the last."""
+    """Bins in bins of height: lower end and bins per unit of each level, and the bin chosen on each but the last."""
 
     low: tuple[float, ...]
     rate: tuple[float, ...]
@@ -121,7 +120,8 @@ def _many(plane: PlaneBlocks, direction: Array, side: int, count: int) -> Lowest
     else:  # so many at one height that they are taken by row: whole blocks, then a part of one
         held = np.cumsum(plane.map(_inside_of, side, direction, centre, bins))
         block = int(np.searchsorted(held, count - below, side="right"))
-        limits = (block, count - below - (int(held[block - 1]) if block else 0))
+        start = block * plane.size
+        limits = (start, start + plane.size, count - below - (int(held[block - 1]) if block else 0))
     total = np.zeros(2)
     kept = []
     for part_sum, points in plane.map(_rest_of, side, direction, centre, bins, limits):
@@ -149,21 +149,22 @@ def _rest_of(
     direction: Array,
     centre: Array,
     bins: _Bins,
-    limits: tuple[int, int] | None,
+    limits: tuple[int, int, int] | None,
 ) -> tuple[Array, Array]:
     """The sum of the points taken for certain, and (height, x, y, row) of those from which the others are taken.
 
-    With limits = (block, k) every point inside of earlier blocks is taken, and k of that block; the next is returned.
+    With limits = (start, stop, k) every row inside and before `start` is taken, and k of those up to `stop`; the next
+    is returned.
     """
     cloud = (plus, minus)[side]
     height, x, y = _heights(cloud, side, direction, centre)
     taken, inside, _ = bins.place(height)
     open_ = np.flatnonzero(inside)
     if limits is not None and open_.size:
-        block, count = limits
-        own = int(cloud.rows[open_[0]]) // SHARD_ROWS
-        count = open_.size if own < block else count if own == block else 0
+        start, stop, count = limits
+        first = int(cloud.rows[open_[0]])
+        count = open_.size if first < start else count if first < stop else 0
         taken[open_[:count]] = True
-        open_ = open_[count : count + 1] if own == block else open_[:0]
+        open_ = open_[count : count + 1] if start <= first < stop else open_[:0]
     points = np.stack([height[open_], x[open_], y[open_], cloud.rows[open_].astype(np.float64)])
     return np.array([x[taken].sum(), y[taken].sum()]), points

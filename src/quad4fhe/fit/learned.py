@@ -1,7 +1,7 @@
 """The rows that families beyond the shared quadratic learn from: all of them in memory, or a sample of what is not.
 
-Decides which rows are fetched from the shards. Judging and fitting families on them is left to `families`; what they are
-worth on all rows is certified on all rows.
+Decides which rows are fetched from the shards. Judging and fitting families on them is left to `families`; what they
+are worth on all rows is certified on all rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quad4fhe.fit.run import Run
 from quad4fhe.shards import Shard
 
 MOST = 100_000
-"""Rows that are fetched from a data set that is not in memory; a strength is counted in rows, so more would only refine."""
+"""Rows fetched of a data set that is not in memory. Strengths are counted in rows, so more would only refine them."""
 
 
 class Learned(NamedTuple):
@@ -40,7 +40,7 @@ def learned(run: Run, memory: int | None, *, everything: bool) -> Learned:
     wanted = rows * 8 * (shards.rows.shape[1] + 6 * run.lift.classes)
     if memory is not None and 2 * wanted > memory:
         raise InputError(
-            f"families other than shared keep {rows} rows in memory, {wanted / 1e6:.0f} MB, which must be at most half of "
+            f"families other than shared keep {rows} rows in memory, {wanted / 1e6:.0f} MB, which may be at most half of "
             f"the {memory / 1e6:.0f} MB allowed; allow {2 * wanted / 1e6:.0f} MB, or use family='shared'"
         )
     found = dict(shards.stream(_some_rows, share, run.seed))

@@ -1,13 +1,12 @@
 """Where most intervals overlap: the exact answer to one line search, over blocks of rows.
 
-Decides the best step along a line in coefficient space. A moderate number of intervals is fetched and sorted; of more only
-counts in bins travel, until the places that could be the deepest hold few enough ends to be fetched. Either way the answer
-is that of sorting all of them.
+Decides the best step along a line in coefficient space. A moderate number of intervals is fetched and sorted; of more
+only counts in bins travel, until the places that could be the deepest hold few enough ends to be fetched. Either way
+the answer is that of sorting all of them.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -41,13 +40,14 @@ def best_on(lift: Statistics, line: Line) -> tuple[int, float]:
 def _by_bins(lift: Statistics, line: Line) -> tuple[int, float]:
     """Narrow a window to the bins that could hold the deepest place, then fetch their ends.
 
-    Before the window lie `before` more opened than closed intervals. A place in a bin is at most as deep as what is open
+    A place in a bin is at most as deep as what is open
     when the bin begins and all that open in it; what is open between two bins is a depth that is reached.
     """
-    window, before = (line.lowest, line.highest), 0
+    window = (line.lowest, line.highest)
     while True:
-        opened, closed = lift.total(np.add, _ends_of, line, window)
-        entering = before + np.concatenate([[0], np.cumsum(opened - closed)])
+        counts = lift.total(np.add, _ends_of, line, window)
+        opened, closed = counts[:, 1:]
+        entering = counts[0, 0] - counts[1, 0] + np.concatenate([[0], np.cumsum(opened - closed)])
         reached = int(entering.max())
         possible = np.flatnonzero(((opened > 0) | (closed > 0)) & (entering[:-1] + opened >= reached))
         if possible.size == 0:
@@ -59,7 +59,6 @@ def _by_bins(lift: Statistics, line: Line) -> tuple[int, float]:
         if few or step < _FINEST * max(map(abs, window)) or narrower[1] - narrower[0] > 0.5 * (window[1] - window[0]):
             break
         window = narrower
-        before = lift.total(operator.add, _open_at, line, window[0])
     parts = lift.map(_ends_in, line, window, possible)
     low, high = (np.concatenate(ends) for ends in zip(*parts, strict=True))
     return _deepest_of(low, high, _bin(low, window), _bin(high, window), entering)
@@ -70,18 +69,12 @@ def _bin(ends: Array, window: tuple[float, float]) -> IntArray:
 
 
 def _ends_of(block: Lift, line: Line, window: tuple[float, float]) -> IntArray:
-    """Intervals that open and that close in each bin of the window, (2, bins)."""
-    low, high = _intervals(block, line)
-    counts = (
-        np.bincount(_bin(ends[(ends >= window[0]) & (ends <= window[1])], window), minlength=_BINS)
-        for ends in (low, high)
-    )
-    return np.stack(list(counts))
-
-
-def _open_at(block: Lift, line: Line, place: float) -> int:
-    low, high = _intervals(block, line)
-    return int(np.count_nonzero(low < place)) - int(np.count_nonzero(high < place))
+    """Intervals that open and that close before the window and in each of its bins, (2, 1 + bins)."""
+    counts = np.empty((2, 1 + _BINS), dtype=np.int64)
+    for k, ends in enumerate(_intervals(block, line)):
+        counts[k, 0] = np.count_nonzero(ends < window[0])
+        counts[k, 1:] = np.bincount(_bin(ends[(ends >= window[0]) & (ends <= window[1])], window), minlength=_BINS)
+    return counts
 
 
 def _ends_in(block: Lift, line: Line, window: tuple[float, float], bins: IntArray) -> tuple[Array, Array]:

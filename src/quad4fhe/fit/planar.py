@@ -1,9 +1,9 @@
 """Binary, hard: are the two planar hulls disjoint, and which direction separates them with the largest margin?
 
 Decides Theorem 1 (disjoint or not) and Theorem 2 (closest pair) on the lifted points as given in float64: floats first,
-whole rationals wherever a sign is in doubt. Only vertices matter, so each block of rows sends those of its own hulls, and
-the hull of hulls is the hull. Whether the coefficients keep the model's decisions is left to
-`certificate`, which starts at the weights.
+whole rationals wherever a sign is in doubt. Only vertices matter, so each block of rows sends those of its own hulls,
+and the hull of hulls is the hull. Whether the coefficients keep the model's decisions is left to `certificate`, which
+starts at the weights.
 """
 
 from __future__ import annotations

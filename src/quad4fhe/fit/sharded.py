@@ -1,7 +1,7 @@
 """Lifted statistics that lie in shards, in this process or with workers: `Lift` and `Plane` without having them.
 
-Decides how a question to a block travels with the view it is asked of (thresholds, scales, samples of rows). Answers are
-those a `Lift` in memory gives, to the last bit, for its blocks are the same.
+Decides how a question to a block travels with the view it is asked of (thresholds, scales, samples of rows). Answers
+are those a `Lift` in memory gives, to the last bit, for its blocks are the same.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class PlaneShards(PlaneBlocks):
     """The binary lift of shards."""
 
     def __init__(self, shards: Shards, view: _View) -> None:
-        self._shards, self._view = shards, view
+        self._shards, self._view, self.size = shards, view, shards.size
         self.B, self.b = plane_offsets(view.B, view.b)
 
     def map(self, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -20,7 +20,7 @@ _WORST = 16  # rows named by a sweep, besides the worst of each class
 
 @dataclass(frozen=True)
 class Worst:
-    """The worst rows at theta: the smallest margin of all, and samples (k,), rivals (k,), pairwise lifts rows (k, 4)."""
+    """The worst rows at theta: the smallest margin, and samples (k,), rivals (k,), their pairwise lifts rows (k, 4)."""
 
     theta: Array
     margin: float
