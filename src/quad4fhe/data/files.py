@@ -86,7 +86,7 @@ def _refuse_larger(path: Path, role: Role, memory: int) -> None:
         size = next((inside[key] for key in (f"X_{_SUFFIX_OF_ROLE[role]}", "X") if key in inside), 0)
     if 2 * size > memory:
         raise InputError(
-            f"{path}: {size / 1e6:.0f} MB that can't be read by parts, of {memory / 1e6:.0f} MB of memory; save the "
+            f"{path}: {size / 1e6:.3g} MB that can't be read by parts, of {memory / 1e6:.3g} MB of memory; save the "
             "samples as .npy or .parquet, which can, or allow more memory"
         )
 

@@ -27,7 +27,7 @@ def store_bytes(memory: int | None, workers: int, mlp: MLP, n: int, held: int) -
     if memory < needed:
         fewer = ", or use fewer workers" if workers > 1 else ""
         raise InputError(
-            f"memory is {memory / 1e6:.0f} MB, but {n} rows, {mlp.classes} classes and {workers} "
+            f"memory is {memory / 1e6:.3g} MB, but {n} rows, {mlp.classes} classes and {workers} "
             f"worker{'s' if workers > 1 else ''} take at least {needed / 1e6:.0f} MB; allow that{fewer}"
         )
     return (memory - driver) // workers - working

@@ -40,8 +40,8 @@ def learned(run: Run, memory: int | None, *, everything: bool) -> Learned:
     wanted = rows * 8 * (shards.rows.shape[1] + 6 * run.lift.classes)
     if memory is not None and 2 * wanted > memory:
         raise InputError(
-            f"families other than shared keep {rows} rows in memory, {wanted / 1e6:.0f} MB, which may be at most half of "
-            f"the {memory / 1e6:.0f} MB allowed; allow {2 * wanted / 1e6:.0f} MB, or use family='shared'"
+            f"families other than shared keep {rows} rows in memory, {wanted / 1e6:.0f} MB, which may be at most half "
+            f"of the {memory / 1e6:.0f} MB allowed; allow {2 * wanted / 1e6:.0f} MB, or use family='shared'"
         )
     found = dict(shards.stream(_some_rows, share, run.seed))
     X, target = (np.concatenate([found[k][part] for k in range(shards.count)]) for part in (0, 1))
