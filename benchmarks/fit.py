@@ -119,7 +119,7 @@ def largest(n: int, K: int) -> dict[str, Any]:
         return pairwise.separate_pairs(sweeper), pairwise.soft_pairs(sweeper), sweeper.sweeps
 
     seconds, (hard, soft, sweeps) = best_cpu(solve, 2)
-    one, _ = best_cpu(lambda: Sweeper(stats).margins(soft.theta))
+    one, _ = best_cpu(lambda: Sweeper(stats).tally(soft.theta))
     tracemalloc.start()
     solve()
     peak = tracemalloc.get_traced_memory()[1]

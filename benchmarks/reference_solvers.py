@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from quad4fhe.lift import Lift, Plane
+from quad4fhe.lift import Lift
+from quad4fhe.plane import Plane
 
 Vector = NDArray[np.float64]
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from quad4fhe import MLP
-from quad4fhe.lift import Lift, Plane
+from quad4fhe.lift import Lift
+from quad4fhe.plane import Plane
 
 seeds = st.integers(0, 2**32 - 1)
 

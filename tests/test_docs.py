@@ -96,7 +96,7 @@ class Reader:
             self.serve(script)
             return ""
         done = self.start(["bash", "-euo", "pipefail", "-c", script])
-        out, error = done.communicate(timeout=300)
+        out, error = done.communicate(timeout=600)
         assert done.returncode == 0, f"{text}\n{out.decode()}{error.decode()}"
         return out.decode()
 
@@ -112,7 +112,7 @@ class Reader:
             words = ["bash", "-c", f"exec {script}"]
             server = subprocess.Popen(words, cwd=self.folder, env=self.environment, stdout=file, stderr=file)
         self.servers.append(server)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not _listens(self.port):
             assert server.poll() is None, f"{script}\n{log.read_text()}"
             assert time.monotonic() < deadline, "the server did not begin to listen"
@@ -215,7 +215,7 @@ def test_a_notebook_runs_and_shows_what_is_stored(notebook: Path, tmp_path: Path
     source = str(Path(quad4fhe.__file__).parents[1])
     environment = {**os.environ, **ALONE, "PYTHONPATH": source, "IPYTHONDIR": str(tmp_path)}
     words = [sys.executable, str(script), "--check", notebook.name]
-    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -234,7 +234,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = str(Path(quad4fhe.__file__).parents[1])
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = {**os.environ, "PYTHONPATH": source, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

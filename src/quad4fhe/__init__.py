@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quad4fhe.certificate import Certificate, Evidence, Verified, verify
+from quad4fhe._rows import Rows
+from quad4fhe.certificate import Certificate, Verified, verify
 from quad4fhe.circuit.describe import describe
 from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.compare import compare
@@ -16,6 +17,7 @@ from quad4fhe.errors import (
     Quad4FHEError,
     TargetNotReachedError,
 )
+from quad4fhe.evidence import Evidence
 from quad4fhe.fit import Fit, fit
 from quad4fhe.he.session import Client, ReplyError, Server
 from quad4fhe.mlp import MLP
@@ -43,6 +45,7 @@ __all__ = [
     "QuadraticModel",
     "QuadraticReplacement",
     "ReplyError",
+    "Rows",
     "Server",
     "TargetNotReachedError",
     "Verified",

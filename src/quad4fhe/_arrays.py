@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +18,17 @@ Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-CHUNK_BYTES = 32 * 2**20  # working memory of one streamed chunk; small enough to stay near the cache
+CHUNK_BYTES = 4 * 2**20  # working memory of one streamed chunk; small enough to stay near the cache
+
+
+class Sliceable(Protocol):
+    """What can be read by rows: an array, or a source that is not in memory."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(samples, features)."""
+
+    def __getitem__(self, rows: slice, /) -> Any: ...
 
 
 def _numeric(name: str, value: ArrayLike) -> NDArray[Any]:
@@ -74,14 +84,17 @@ def samples(name: str, value: ArrayLike, columns: int) -> NDArray[Any]:
     return array
 
 
-def row_chunks(name: str, array: NDArray[Any], row_bytes: int) -> Iterator[tuple[slice, Array]]:
-    """Yield (rows, float64 chunk) over a sample matrix, each chunk near CHUNK_BYTES of `row_bytes` rows."""
+def row_chunks(name: str, array: Sliceable, row_bytes: int, first_row: int = 0) -> Iterator[tuple[slice, Array]]:
+    """Yield (rows, float64 chunk) over a sample matrix, each chunk near CHUNK_BYTES of `row_bytes` rows.
+
+    `first_row` is what an error calls the first of them.
+    """
     step = max(1, CHUNK_BYTES // max(1, row_bytes))
     for start in range(0, array.shape[0], step):
         rows = slice(start, min(start + step, array.shape[0]))
         with np.errstate(over="ignore"):  # of wider floats; what overflows is refused in the next line
             chunk = np.ascontiguousarray(array[rows], dtype=np.float64)
-        _require_finite(name, chunk, first_row=start)
+        _require_finite(name, chunk, first_row=first_row + start)
         yield rows, chunk
 
 
@@ -94,7 +107,7 @@ def sha256(tag: str, arrays: Iterable[Array]) -> str:
     return digest.hexdigest()
 
 
-def samples_sha256(name: str, array: NDArray[Any]) -> str:
+def samples_sha256(name: str, array: Sliceable) -> str:
     """A hash of a sample matrix by value: the same for float32 and float64 copies of the same numbers."""
     digest = hashlib.sha256(b"quad4fhe-samples-1")
     digest.update(np.array(array.shape, dtype="<u8").tobytes())

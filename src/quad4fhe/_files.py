@@ -87,14 +87,16 @@ def read_npz(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray[Any, Any]:
     return array
 
 
-def check_writable(path: Path) -> None:
+def check_place(path: str | Path) -> Path:
     """Refuse, before any work is done, a place where no file can be written."""
-    if path.is_dir():
-        raise InputError(f"can't write {path}: it is a folder; name a file inside it")
-    if not path.parent.is_dir():
-        raise InputError(f"can't write {path}: {path.parent} does not exist; make that folder, or name another")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"can't write {path}: {path.parent} is not writable; name another folder")
+    file = Path(path)
+    if file.is_dir():
+        raise InputError(f"can't write {file}: it is a folder; name a file inside it")
+    if not file.parent.is_dir():
+        raise InputError(f"can't write {file}: {file.parent} does not exist; make that folder, or name another")
+    if not os.access(file.parent, os.W_OK):
+        raise InputError(f"can't write {file}: {file.parent} is not writable; name another folder")
+    return file
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:

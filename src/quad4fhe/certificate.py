@@ -8,37 +8,28 @@ starts at the weights and inputs, in exact arithmetic, and uses nothing of the s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quad4fhe._arrays import Array, IntArray, samples, samples_sha256
+from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress, silent
+from quad4fhe._rows import Rows, as_rows
+from quad4fhe.data.files import Given, rows_of
+from quad4fhe.engines import Engine
 from quad4fhe.errors import CertificateError, InputError
-from quad4fhe.exact import Decisions, WholeNumbers, decisions
+from quad4fhe.evidence import Evidence, check_evidence
+from quad4fhe.exact import shard_decisions, target_labels
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.shards import SHARD_ROWS, Report, Shard, Shards, engine_for
 
 FORMAT = 1
-
-
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples whose rows have a nonnegative combination that leaves no room for any shared quadratic.
-
-    In the `plane` (two classes, any threshold) the rows are s (Q, L, 1) with s = +1 or -1 by target, at most four: a
-    point common to both hulls. For `pairs` (the threshold as it is) they are the pairwise lifts against `rivals`, at
-    most five, the row lambda > 0 among them if `scale`: Farkas' alternative. A decision for the lower of two classes
-    survives a tie, so at least one row with weight must be for the higher one, or be the scale row.
-    """
-
-    geometry: Literal["plane", "pairs"]
-    samples: list[int]
-    rivals: list[int] = []
-    scale: bool = False
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,34 +122,110 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     weights: list[float]
 
 
+class _Examined(NamedTuple):
+    """One shard: labels (k,) of both models, ties, whether the replacement is strict, its gaps, how many were exact."""
+
+    target: NDArray[Any]
+    label: NDArray[Any]
+    ties: int
+    strict: bool
+    gap: Array
+    gap_error: Array
+    rational: int
+
+
+def _examine(shard: Shard, mlp: MLP, model: QuadraticModel) -> _Examined:
+    """Both decisions on every row of a shard, from scratch."""
+    targets, kept = shard_decisions(mlp, shard), shard_decisions(model, shard)
+    small = np.min_scalar_type(mlp.classes - 1)
+    return _Examined(
+        targets.label.astype(small),
+        kept.label.astype(small),
+        targets.ties,
+        bool(kept.strict.all()),
+        kept.gap,
+        kept.gap_error,
+        targets.rational + kept.rational,
+    )
+
+
+def _certify(shard: Shard, mlp: MLP, model: QuadraticModel) -> _Examined:
+    """The same, with what the fit remembers of its shard; the replacement's labels are remembered for its rounding."""
+    label, strict = target_labels(shard, mlp)
+    kept = shard_decisions(model, shard)
+    small = np.min_scalar_type(mlp.classes - 1)
+    (own,) = shard.keep(("labels", model.sha256), lambda: (kept.label.astype(small),))
+    ties = int(np.count_nonzero(~strict))
+    return _Examined(label.astype(small), own, ties, bool(kept.strict.all()), kept.gap, np.empty(0), 0)
+
+
+@dataclass
+class _Found:
+    """What the shards together say; `margins` (n,) are the gaps."""
+
+    targets: NDArray[Any]
+    margins: Array
+    mismatches: list[NDArray[np.int64]]
+    ties: int = 0
+    strict: bool = True
+
+    @classmethod
+    def none(cls, n: int, classes: int) -> _Found:
+        return cls(np.empty(n, dtype=np.min_scalar_type(classes - 1)), np.empty(n), [])
+
+    def add(self, rows: slice, part: _Examined) -> None:
+        self.targets[rows], self.margins[rows] = part.target, part.gap
+        self.mismatches.append(np.flatnonzero(part.target != part.label) + rows.start)
+        self.ties += part.ties
+        self.strict = self.strict and part.strict
+
+    @property
+    def lost(self) -> list[int]:
+        rows: list[int] = np.sort(np.concatenate(self.mismatches)).tolist()
+        return rows
+
+    @property
+    def statement(self) -> Literal["lossless", "measured"]:
+        return "lossless" if self.strict and not any(part.size for part in self.mismatches) else "measured"
+
+
 def certify(
     mlp: MLP,
     model: QuadraticModel,
-    X: NDArray[Any],
+    X: ArrayLike | Rows | Shards,
     impossible: Evidence | None = None,
     progress: Progress = silent,
-) -> tuple[Certificate, Decisions]:
-    """State what `model` keeps of the decisions of `mlp` on X (n, d); also returns the replacement's decisions."""
-    targets, kept = decisions(mlp, X, "X_cal", progress), decisions(model, X, "X_cal", progress)
-    statement = _statement(targets, kept)
+    *,
+    calibration_sha256: str | None = None,
+) -> tuple[Certificate, Array]:
+    """State what `model` keeps of the decisions of `mlp` on X (n, d); also returns the replacement's gaps (n,).
+
+    X may be shards that are at work already; their hash can be given if it is known.
+    """
+    shards = X if isinstance(X, Shards) else _shards(as_rows("X_cal", X, mlp.features), mlp)
+    found = _Found.none(shards.samples, mlp.classes)
+    report = partial(progress, "decisions of the replacement")
+    for index, part in shards.stream(_certify, mlp, model, report=report):
+        found.add(shards.span(index), part)
+    statement = found.statement
     certificate = Certificate(
         format=FORMAT,
         statement=statement,
-        samples=int(X.shape[0]),
-        mismatches=np.flatnonzero(targets.label != kept.label).tolist(),
-        ties=targets.ties,
-        margin=float(kept.gap.min()) if statement == "lossless" else None,
+        samples=shards.samples,
+        mismatches=found.lost,
+        ties=found.ties,
+        margin=float(found.margins.min()) if statement == "lossless" else None,
         impossible=impossible,
         model_sha256=mlp.sha256,
         replacement_sha256=model.sha256,
-        calibration_sha256=samples_sha256("X_cal", X),
-        targets_sha256=_labels_sha256(targets.label),
+        calibration_sha256=calibration_sha256 or samples_sha256("X_cal", shards.rows),
+        targets_sha256=_labels_sha256(found.targets),
     )
-    return certificate, kept
+    return certificate, found.margins
 
 
-def _statement(targets: Decisions, kept: Decisions) -> Literal["lossless", "measured"]:
-    return "lossless" if np.array_equal(targets.label, kept.label) and kept.strict.all() else "measured"
+def _shards(rows: Rows, mlp: MLP, engine: Any = None) -> Shards:
+    return Shards(rows, SHARD_ROWS, mlp, engine=engine)
 
 
 def no_room(claim: Certificate, mlp: MLP) -> str:
@@ -167,38 +234,38 @@ def no_room(claim: Certificate, mlp: MLP) -> str:
     return "no shared quadratic keeps all" + (" at the zero threshold" if fixed else "")
 
 
-def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress = silent) -> Verified:
+def verify(
+    fit: Certified,
+    mlp: MLP | None,
+    X_cal: Given,
+    progress: Progress = silent,
+    *,
+    engine: str | Engine | None = None,
+    workers: int | None = None,
+) -> Verified:
     """Recheck the certificate of `fit` against its calibration data, exactly; raises CertificateError if it fails.
 
     With `mlp` given, also checks that the fit was made for this very model. Besides the certificate's own claims this
     covers the coefficients, threshold, regime, box and margins the fit shows; its diagnostics are a report of the run
-    and are not certified.
+    and are not certified. X_cal may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray"
+    or an Engine) shares the parts out among `workers`.
     """
     claim = fit.certificate
-    X = samples("X_cal", X_cal, fit.mlp.features)
+    rows = rows_of("X_cal", X_cal, fit.mlp.features)
     if claim.format != FORMAT:
         raise CertificateError(f"the certificate has format {claim.format}, this version checks format {FORMAT}")
     progress("hashes", 0, 4)
     _same("the model that was given", None if mlp is None else mlp.sha256, claim.model_sha256)
     _same("the model in the fit", fit.mlp.sha256, claim.model_sha256)
     _same("the replacement in the fit", fit.model.sha256, claim.replacement_sha256)
-    if claim.samples != X.shape[0] or claim.samples == 0:
+    if claim.samples != rows.shape[0] or claim.samples == 0:
         raise CertificateError(
-            f"the certificate speaks of {claim.samples} calibration rows, but X_cal has {X.shape[0]}"
+            f"the certificate speaks of {claim.samples} calibration rows, but X_cal has {rows.shape[0]}"
         )
-    _same("the calibration data", samples_sha256("X_cal", X), claim.calibration_sha256)
+    _same("the calibration data", samples_sha256("X_cal", rows), claim.calibration_sha256)
     _check_family(fit)
-
-    progress("decisions of the ReLU model", 1, 4)
-    targets = decisions(fit.mlp, X, "X_cal", progress)
-    _same("the ReLU model's decisions", _labels_sha256(targets.label), claim.targets_sha256)
-    if targets.ties != claim.ties:
-        raise CertificateError(f"the ReLU logits tie on {targets.ties} rows, the certificate says {claim.ties}")
-
-    progress("decisions of the replacement", 2, 4)
-    kept = decisions(fit.model, X, "X_cal", progress)
-    _check_decisions(claim, targets, kept)
-    _check_shown(fit, X, kept)
+    with _shards(rows, fit.mlp, engine_for(engine, workers)) as shards:
+        rational, targets = _check_decisions(fit, shards, partial(progress, "decisions of both models"))
 
     progress("evidence of impossibility", 3, 4)
     weights: list[Fraction] = []
@@ -207,7 +274,7 @@ def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress
             raise CertificateError("the certificate says that every decision is kept and that this is impossible")
         if claim.impossible.geometry == "pairs" and fit.mlp.classes == 2 and fit.threshold != "zero":
             raise CertificateError("evidence for pairs speaks of the zero threshold, and this fit has a free one")
-        weights = check_evidence(fit.mlp, X, targets.label, claim.impossible)
+        weights = check_evidence(fit.mlp, rows, targets, claim.impossible)
     progress("done", 4, 4)
     lost = len(claim.mismatches)
     return Verified(
@@ -217,7 +284,7 @@ def verify(fit: Certified, mlp: MLP | None, X_cal: ArrayLike, progress: Progress
         agreement=(claim.samples - lost) / claim.samples,
         ties=claim.ties,
         impossible=claim.impossible is not None,
-        rational=targets.rational + kept.rational,
+        rational=rational,
         weights=[float(weight) for weight in weights],
     )
 
@@ -229,8 +296,11 @@ def _same(what: str, found: str | None, claimed: str) -> None:
         )
 
 
-def _labels_sha256(labels: IntArray) -> str:
-    return hashlib.sha256(b"quad4fhe-labels-1" + labels.astype("<i8").tobytes()).hexdigest()
+def _labels_sha256(labels: NDArray[Any]) -> str:
+    digest = hashlib.sha256(b"quad4fhe-labels-1")
+    for start in range(0, labels.size, SHARD_ROWS):
+        digest.update(labels[start : start + SHARD_ROWS].astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 def _check_family(fit: Certified) -> None:
@@ -270,123 +340,61 @@ def _check_unitwise(fit: Certified) -> None:
         raise CertificateError("the unitwise alpha, beta and eta are not the coefficients behind S, T and c")
 
 
-def _check_decisions(claim: Certificate, targets: Decisions, kept: Decisions) -> None:
-    wrong = np.flatnonzero(targets.label != kept.label)
-    if wrong.tolist() != claim.mismatches:
-        unsaid = sorted(set(wrong.tolist()) ^ set(claim.mismatches))
+def _check_decisions(fit: Certified, shards: Shards, report: Report) -> tuple[int, NDArray[Any]]:
+    """Every claim about single rows; returns how many needed exact arithmetic, and the ReLU model's decisions (n,)."""
+    claim, n = fit.certificate, shards.samples
+    found = _Found.none(n, fit.mlp.classes)
+    rational, lowest, highest = 0, np.inf, np.inf
+    box = np.stack([np.full(fit.mlp.features, np.inf), np.full(fit.mlp.features, -np.inf)])
+    wrong_margin = fit.margins.shape != (n,)
+    for index, (part, low, high) in shards.stream(_recheck, fit.mlp, fit.model, report=report):
+        rows = shards.span(index)
+        found.add(rows, part)
+        rational += part.rational
+        lowest, highest = (
+            min(lowest, float((part.gap - part.gap_error).min())),
+            min(highest, float((part.gap + part.gap_error).min())),
+        )
+        box = np.stack([np.minimum(box[0], low), np.maximum(box[1], high)])
+        # Both were rounded, here and where the fit was made.
+        if not wrong_margin:
+            wrong_margin = not (np.abs(fit.margins[rows] - part.gap) <= 2 * part.gap_error).all()
+    _same("the ReLU model's decisions", _labels_sha256(found.targets), claim.targets_sha256)
+    if found.ties != claim.ties:
+        raise CertificateError(f"the ReLU logits tie on {found.ties} rows, the certificate says {claim.ties}")
+    _check_statement(claim, found, lowest, highest)
+    # What the encryption plan relies on must be true of the calibration data too.
+    if fit.regime == "hard" and claim.statement != "lossless":
+        raise CertificateError("the regime is said to be hard, but the replacement is not lossless")
+    if not (fit.box.shape == box.shape and np.array_equal(fit.box, box)):
+        raise CertificateError("the box is not the range of the calibration data")
+    if wrong_margin:
+        raise CertificateError("the margins are not those of the replacement on the calibration data")
+    return rational, found.targets
+
+
+def _recheck(shard: Shard, mlp: MLP, model: QuadraticModel) -> tuple[_Examined, Array, Array]:
+    low, high = np.full(mlp.features, np.inf), np.full(mlp.features, -np.inf)
+    for _, chunk in shard.chunks(8 * mlp.features):
+        low, high = np.minimum(low, chunk.min(axis=0)), np.maximum(high, chunk.max(axis=0))
+    return _examine(shard, mlp, model), low, high
+
+
+def _check_statement(claim: Certificate, found: _Found, lowest: float, highest: float) -> None:
+    """`lowest` and `highest` bound the smallest gap."""
+    wrong = found.lost
+    if wrong != claim.mismatches:
+        unsaid = sorted(set(wrong) ^ set(claim.mismatches))
         where = f"they differ first at calibration row {unsaid[0]}" if unsaid else "its list is out of order"
         raise CertificateError(
-            f"{wrong.size} decisions change and the certificate lists {len(claim.mismatches)}; {where}"
+            f"{len(wrong)} decisions change and the certificate lists {len(claim.mismatches)}; {where}"
         )
-    statement = _statement(targets, kept)
-    if claim.statement != statement:
-        raise CertificateError(f"the certificate says {claim.statement}, but the replacement is {statement}")
-    if statement == "measured":
+    if claim.statement != found.statement:
+        raise CertificateError(f"the certificate says {claim.statement}, but the replacement is {found.statement}")
+    if found.statement == "measured":
         if claim.margin is not None:
             raise CertificateError("only a lossless replacement has a margin, and this one is measured")
         return
-    lowest, highest = float((kept.gap - kept.gap_error).min()), float((kept.gap + kept.gap_error).min())
     if claim.margin is None or not lowest <= claim.margin <= highest:
-        raise CertificateError(f"the smallest margin is {kept.gap.min()!r}, the certificate says {claim.margin!r}")
-
-
-def _check_shown(fit: Certified, X: NDArray[Any], kept: Decisions) -> None:
-    """What the encryption plan relies on must be true of the calibration data too."""
-    if fit.regime == "hard" and fit.certificate.statement != "lossless":
-        raise CertificateError("the regime is said to be hard, but the replacement is not lossless")
-    low, high = X.min(axis=0), X.max(axis=0)
-    if not (fit.box.shape == (2, X.shape[1]) and np.array_equal(fit.box, np.stack([low, high]).astype(np.float64))):
-        raise CertificateError("the box is not the range of the calibration data")
-    # Both were rounded, here and where the fit was made.
-    if fit.margins.shape != kept.gap.shape or not (np.abs(fit.margins - kept.gap) <= 2 * kept.gap_error).all():
-        raise CertificateError("the margins are not those of the replacement on the calibration data")
-
-
-def check_evidence(mlp: MLP, X: NDArray[Any], targets: IntArray, evidence: Evidence) -> list[Fraction]:
-    """The exact weights (adding up to one) with which the rows of `evidence` contradict each other."""
-    rows = evidence_rows(mlp, X, targets, evidence)
-    most = 4 if evidence.geometry == "plane" else 5
-    if not 1 <= len(rows) <= most:
-        raise CertificateError(f"evidence in the {evidence.geometry} has 1 to {most} rows, this one has {len(rows)}")
-    weights = evidence_weights(targets, evidence, rows)
-    if weights is None:
-        raise CertificateError(f"the rows of samples {evidence.samples} do not contradict each other")
-    return weights
-
-
-def evidence_weights(targets: IntArray, evidence: Evidence, rows: list[list[Fraction]]) -> list[Fraction] | None:
-    """The weights with which these rows contradict each other although ties are kept by the lower class, or None."""
-    weights = contradiction_weights(rows)
-    if weights is None or evidence.geometry == "plane":
-        return weights  # a combination in the plane has both sides, and the positive one must be strict
-    pairs = weights[1:] if evidence.scale else weights
-    strict = any(
-        weight > 0 and int(targets[i]) > c
-        for weight, i, c in zip(pairs, evidence.samples, evidence.rivals, strict=True)
-    )
-    return weights if strict or (evidence.scale and weights[0] > 0) else None
-
-
-def evidence_rows(mlp: MLP, X: NDArray[Any], targets: IntArray, evidence: Evidence) -> list[list[Fraction]]:
-    """The rows that `evidence` names, exact from the weights and inputs."""
-    _check_indices(mlp, targets, evidence)
-    whole = WholeNumbers(mlp)
-    zero, one = Fraction(0), Fraction(1)
-    B, b = whole.offsets()
-    rows = [[zero, zero, zero, one]] if evidence.scale else []
-    for at, i in enumerate(evidence.samples):
-        Q, L = whole.lift(np.asarray(X[i], dtype=np.float64))
-        t = int(targets[i])
-        c = 1 - t if evidence.geometry == "plane" else evidence.rivals[at]
-        if evidence.geometry == "plane":
-            rows.append([Q[t] - Q[c], L[t] - L[c], one if t == 1 else -one])
-        else:
-            rows.append([Q[t] - Q[c], L[t] - L[c], B[t] - B[c], b[t] - b[c]])
-    return rows
-
-
-def _check_indices(mlp: MLP, targets: IntArray, evidence: Evidence) -> None:
-    if evidence.geometry == "plane" and (mlp.classes != 2 or evidence.rivals or evidence.scale):
-        raise CertificateError("evidence in the plane is for two classes, without rivals or scale")
-    if evidence.geometry == "pairs" and len(evidence.rivals) != len(evidence.samples):
-        raise CertificateError("evidence for pairs names one rival per sample")
-    for i in evidence.samples:
-        if not 0 <= i < targets.size:
-            raise CertificateError(f"evidence names calibration row {i}, but there are {targets.size}")
-    for i, c in zip(evidence.samples, evidence.rivals, strict=False):
-        if not 0 <= c < mlp.classes or c == int(targets[i]):
-            raise CertificateError(f"class {c} is no rival of the decision on calibration row {i}")
-
-
-def contradiction_weights(rows: Sequence[Sequence[Fraction]]) -> list[Fraction] | None:
-    """Nonnegative weights, adding up to one, with which the rows combine to zero; None unless they are unique.
-
-    Only the one combination that affinely independent rows allow is looked for: minimal evidence has no other.
-    """
-    columns = len(rows)
-    system = [list(equation) for equation in zip(*rows, strict=True)]
-    pivots: list[int] = []
-    for column in range(columns):
-        done = len(pivots)
-        pivot = next((r for r in range(done, len(system)) if system[r][column] != 0), None)
-        if pivot is None:
-            continue
-        system[done], system[pivot] = system[pivot], system[done]
-        lead = system[done][column]
-        system[done] = [value / lead for value in system[done]]
-        for r, equation in enumerate(system):
-            if r != done and equation[column] != 0:
-                factor = equation[column]
-                system[r] = [value - factor * base for value, base in zip(equation, system[done], strict=True)]
-        pivots.append(column)
-    free = [column for column in range(columns) if column not in pivots]
-    if len(free) != 1:
-        return None
-    weights = [Fraction(0)] * columns
-    weights[free[0]] = Fraction(1)
-    for r, column in enumerate(pivots):
-        weights[column] = -system[r][free[0]]
-    if min(weights) < 0:
-        return None
-    total = sum(weights, Fraction(0))
-    return [weight / total for weight in weights]
+        smallest = float(found.margins.min())
+        raise CertificateError(f"the smallest margin is {smallest!r}, the certificate says {claim.margin!r}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -19,8 +20,10 @@ from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, BoolArray, IntArray, row_chunks, samples
 from quad4fhe._progress import Progress, silent
+from quad4fhe._store import Arrays
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.shards import Shard
 
 _UNIT = 2.0**-53
 _TINY = 2.0**-1022  # covers every product that underflows, also where results are flushed to zero
@@ -52,14 +55,37 @@ class Decisions:
 def decisions(model: Model, X: NDArray[Any], name: str = "X", progress: Progress = silent) -> Decisions:
     """Decide every row of X (n, d) exactly; `name` is what an error calls the data."""
     checked = samples(name, X, model.features)
-    n = checked.shape[0]
+    return _decisions(model, checked.shape[0], row_chunks(name, checked, _row_bytes(model)), name, progress)
+
+
+def shard_decisions(model: Model, shard: Shard) -> Decisions:
+    """Decide every row of a shard exactly."""
+    return _decisions(model, shard.samples, shard.chunks(_row_bytes(model)), shard.name, silent)
+
+
+def target_labels(shard: Shard, mlp: MLP) -> tuple[IntArray, BoolArray]:
+    """The ReLU model's decisions on a shard and whether each is strict, found once and remembered."""
+
+    def make() -> Arrays:
+        found = shard_decisions(mlp, shard)
+        return found.label.astype(np.min_scalar_type(mlp.classes - 1)), found.strict
+
+    label, strict = shard.keep("targets", make)
+    return label.astype(np.int64), strict
+
+
+def _row_bytes(model: Model) -> int:
+    return 8 * (model.features + 4 * model.units + 4 * model.outputs)
+
+
+def _decisions(model: Model, n: int, chunks: Iterable[tuple[slice, Array]], name: str, progress: Progress) -> Decisions:
     label = np.empty(n, dtype=np.int64)
     strict = np.ones(n, dtype=np.bool_)
     gap, gap_error = np.empty(n), np.zeros(n)
     whole = WholeNumbers(model)
     rational = 0
     seen: dict[bytes, tuple[int, bool, float]] = {}
-    for rows, chunk in row_chunks(name, checked, 8 * (model.features + 4 * model.units + 4 * model.outputs)):
+    for rows, chunk in chunks:
         # Inputs near the end of the float range overflow here; the samples concerned stay open.
         with np.errstate(over="ignore", invalid="ignore"):
             logits, error = _two_or_more(*_bounded_logits(model, chunk))

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quad4fhe.fit import agreement
-from quad4fhe.fit.agreement import _agreeing, _kept_intervals, deepest, polish
+from quad4fhe.fit.agreement import _agreeing, polish
 from quad4fhe.fit.bestline import best_line
-from quad4fhe.lift import Lift, Plane
+from quad4fhe.fit.overlap import deepest, kept_intervals
+from quad4fhe.lift import Lift
+from quad4fhe.plane import Plane
 from strategies import grid_points, lifts, overlapping_planes, seeds
 
 
@@ -28,7 +30,7 @@ def test_the_deepest_point_of_intervals_is_found(ends: list[tuple[int, int]]) ->
 def test_a_sample_is_kept_exactly_inside_its_interval(lift: Lift, seed: int) -> None:
     rng = np.random.default_rng(seed)
     point, direction = rng.normal(size=3), rng.normal(size=3)
-    low, high = _kept_intervals(lift, point, direction)
+    low, high = kept_intervals(lift, point, direction)
     for t in rng.normal(size=5):
         p = point + t * direction
         scores = p[0] * lift.Q + p[1] * lift.L + p[2] * lift.B + lift.b

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from quad4fhe.certificate import contradiction_weights
+from quad4fhe.evidence import contradiction_weights
 from quad4fhe.fit import qp
 from quad4fhe.fit.pairwise import OutOfRounds, PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.fit.sweep import Sweeper, largest_row

@@ -11,7 +11,7 @@ from hypothesis import given
 from scipy.optimize import linprog
 
 from quad4fhe.fit.planar import Contact, Separation, _diameter, hull, orientation, separate
-from quad4fhe.lift import Plane
+from quad4fhe.plane import Plane
 from reference_solvers import dual_reduced_hulls
 from strategies import grid_points, overlapping_planes, seeds
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from quad4fhe.fit.planar import Separation, separate
-from quad4fhe.fit.reduced import CAPS, ReducedHull, closest, critical_cap, scan, soft
-from quad4fhe.lift import Plane
+from quad4fhe.fit.reduced import CAPS, ReducedHulls, closest, critical_cap, scan, soft
+from quad4fhe.plane import Plane
 from reference_solvers import dual_reduced_hulls, primal_reduced_hulls
 from strategies import overlapping_planes, seeds
 
@@ -21,9 +21,11 @@ caps = st.floats(0.02, 1.0)
 def test_the_support_point_is_the_optimum_of_the_linear_program(seed: int, mu: float, n: int, angle: float) -> None:
     points = np.random.default_rng(seed).normal(size=(n, 2))
     direction = np.array([np.cos(angle), np.sin(angle)])
-    reduced = ReducedHull(points, mu)
-    best = linprog(points @ direction, A_eq=np.ones((1, n)), b_eq=[1.0], bounds=(0, reduced.mu), method="highs")
-    assert np.dot(reduced.support(*direction), direction) == pytest.approx(best.fun, rel=1e-9, abs=1e-9)
+    sides = (points, points[::-1] + 3.0)
+    reduced = ReducedHulls(Plane(np.vstack(sides), np.repeat([True, False], n), 1.0, 0.0), mu)
+    for sign, side, cap, found in zip((1, -1), sides, reduced.mu, reduced.support(*direction), strict=True):
+        best = linprog(sign * side @ direction, A_eq=np.ones((1, n)), b_eq=[1.0], bounds=(0, cap), method="highs")
+        assert sign * np.dot(found + reduced.centre, direction) == pytest.approx(best.fun, rel=1e-9, abs=1e-9)
 
 
 @given(overlapping_planes(), caps)

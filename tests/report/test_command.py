@@ -82,7 +82,7 @@ def test_class_names_come_from_a_list_or_a_file(files: Path, capsys: pytest.Capt
     ("words", "code", "says"),
     [
         ("fit.safetensors nowhere.npz", 2, "nowhere.npz: no such file"),
-        ("nowhere.safetensors calib.npz", 2, "can't read nowhere.safetensors"),
+        ("nowhere.safetensors calib.npz", 2, "nowhere.safetensors: no such file"),
         ("calib.npz calib.npz", 2, "is not a fit file"),
         ("fit.safetensors test.npz", 1, "calibration rows"),
         ("fit.safetensors other.npz", 1, "the calibration data is not what was certified"),

@@ -11,7 +11,7 @@ import typer
 
 import quad4fhe
 from quad4fhe._arrays import samples as checked_samples
-from quad4fhe._files import check_writable
+from quad4fhe._files import check_place
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.domain import widened
 from quad4fhe.cli.app import (
@@ -135,7 +135,7 @@ def predict_command(
     quad4fhe predict fit.safetensors test.npz --encrypted --widen 0.5 --clip
     """
     if out is not None:
-        check_writable(out)
+        check_place(out)
     if not encrypted and (clip or widen or calib is not None):
         raise InputError("--clip, --widen and --calib are about encryption; add --encrypted, or leave them out")
     with Reporter() as progress:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from quad4fhe._arrays import samples
-from quad4fhe._files import check_writable
+from quad4fhe._files import check_place
 from quad4fhe.cli.app import FitFile, JsonFlag, app, print_json, print_table
 from quad4fhe.data.files import read_samples
 from quad4fhe.exporters import changed_decisions, suffix_of
@@ -58,7 +58,7 @@ def export_command(
     Exit 1: with --check: some decisions differ from the fit's (the file is written all the same)
     """
     suffix = suffix_of(out)
-    check_writable(out)
+    check_place(out)
     fitted = Fit.load(fit_file)
     X = None if check is None else samples("X", read_samples(check, "test")[0], fitted.mlp.features)
     fitted.export(out, dtype=dtype.value, labels=labels)

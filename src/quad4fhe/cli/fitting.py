@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 import quad4fhe
-from quad4fhe._files import check_writable
+from quad4fhe._files import check_place
 from quad4fhe._terminal import Reporter
 from quad4fhe.cli.app import (
     CalibFile,
@@ -30,6 +30,21 @@ from quad4fhe.fit.result import check_fit_path
 from quad4fhe.fit.words import verdict
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomials import comparison_table
+
+
+class EngineName(StrEnum):
+    """Where work can be shared out."""
+
+    local = "local"
+    ray = "ray"
+
+
+EngineOption = Annotated[
+    EngineName | None, typer.Option(help="Share the work out among processes: local, or on Ray.", show_default=False)
+]
+WorkersOption = Annotated[
+    int | None, typer.Option(help="How many processes; as many as there are cores if not given.", min=1)
+]
 
 
 class FamilyName(StrEnum):
@@ -75,6 +90,12 @@ def fit_command(
         float | None, typer.Option(help="Exit 1, and write nothing, if less than this share is kept.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the polish and the folds.", min=0)] = 2026,
+    engine: EngineOption = None,
+    workers: WorkersOption = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Stay within this, such as 512MB, in all processes; .npy and .parquet are read by parts."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Replace the ReLU of MODEL by a quadratic that keeps its decisions.
@@ -92,18 +113,19 @@ def fit_command(
     check_fit_path(out)  # before the work, not after it
     with Reporter() as progress:
         mlp = MLP.load(model)
-        X_cal, _ = read_samples(calib, "calibration")
-        X_test = None if test is None else read_samples(test, "test")[0]
         fitted = fit(
             mlp,
-            X_cal,
+            calib,
             family=family.value,
             regime=regime.value,
             threshold=threshold.value,
             polish=polish,
             target_agreement=target_agreement,
             seed=seed,
-            X_test=X_test,
+            X_test=test,
+            engine=engine,
+            workers=workers,
+            memory=memory,
             progress=progress,
         )
         fitted.save(out)
@@ -119,6 +141,8 @@ def verify_command(
     fit_file: FitFile,
     calib: CalibFile,
     model: Annotated[Path | None, typer.Option(help="Also check that the fit was made for this model.")] = None,
+    engine: EngineOption = None,
+    workers: WorkersOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Recheck the certificate of FIT, exactly and without the solvers.
@@ -133,8 +157,7 @@ def verify_command(
     with Reporter() as progress:
         fitted = Fit.load(fit_file)
         mlp = None if model is None else MLP.load(model)
-        X_cal, _ = read_samples(calib, "calibration")
-        verified = quad4fhe.verify(fitted, mlp, X_cal, progress)
+        verified = quad4fhe.verify(fitted, mlp, calib, progress, engine=engine, workers=workers)
     if json:
         print_json(msgspec.to_builtins(verified))
         return
@@ -159,7 +182,7 @@ def compare_command(
     Example: quad4fhe compare model.onnx calib.npz --test test.npz --csv table.csv
     """
     if csv is not None:
-        check_writable(csv)
+        check_place(csv)
     with Reporter() as progress:
         mlp = MLP.load(model)
         X_cal, _ = read_samples(calib, "calibration")

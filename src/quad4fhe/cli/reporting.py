@@ -52,7 +52,7 @@ def report_command(
     title: Annotated[str | None, typer.Option(help="Title of the page; by default the fit file's name.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write one page about FIT_FILE: what was kept and why, by class, at what encrypted cost, and how to check it.
+    """Write one page about FIT: what was kept and why, by class, at what encrypted cost, and how to check it.
 
     The certificate is checked first; a page about a fit whose certificate fails is not written (exit code 1).
 

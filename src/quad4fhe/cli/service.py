@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quad4fhe._files import check_writable, opened, parsing
+from quad4fhe._files import check_place, opened, parsing
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
 from quad4fhe.cli.app import JsonFlag, app, print_json, print_table, say, write_text
@@ -208,7 +208,7 @@ def query_command(
     quad4fhe query batches test.npz --replies replies --key own.key
     """
     if out is not None:
-        check_writable(out)
+        check_place(out)
     if plan_file is not None or replies is not None:
         _query_folder(url, data, plan_file, replies, key, passphrase_file, ask_passphrase, clip, out, json)
         return

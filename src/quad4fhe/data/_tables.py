@@ -127,32 +127,43 @@ def _read_slow(handle: TextIO, width: int, header: Sequence[str], label: int | N
     ) if label is not None else None
 
 
-def read_parquet(file: Path) -> Table:
-    """Read a .parquet table of numeric columns."""
+def import_pyarrow() -> tuple[Any, Any]:
+    """The pyarrow module and its Parquet part."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise MissingExtraError("pyarrow", "parquet", "reading a .parquet file") from None
+    return pa, pq
 
+
+def feature_columns(names: Sequence[str]) -> list[str]:
+    """The columns that are neither labels nor a row index."""
+    # pandas stores a row index that is not a plain count as a column of this name.
+    kept = [name for name in names if not name.startswith("__index_level_")]
+    label = _label(kept)
+    return [name for index, name in enumerate(kept) if index != label]
+
+
+def read_parquet(file: Path) -> Table:
+    """Read a .parquet table of numeric columns."""
+    pa, pq = import_pyarrow()
     with parsing("the Parquet table", "write it again"):
         table = pq.read_table(file, memory_map=True)
-    # pandas stores a row index that is not a plain count as a column of this name.
-    kept = [name for name in table.column_names if not name.startswith("__index_level_")]
-    label = _label(kept)
-    columns = []
-    for index, name in enumerate(kept):
-        column = table.column(name)
-        if column.null_count:
-            row = column.is_null().to_pylist().index(True) + 1
-            raise InputError(f"row {row}, column {name!r}: the cell is empty; fix or drop the row")
-        if index != label:
-            columns.append(_numeric_column(pa, name, column))
+    features = feature_columns(table.column_names)
+    labels = [n for n in table.column_names if n not in features and not n.startswith("__index_level_")]
+    columns = [numeric_column(pa, name, table.column(name)) for name in features]
     X = np.column_stack(columns) if columns else np.empty((table.num_rows, 0))
-    return X, None if label is None else np.array(table.column(kept[label]).to_pylist())
+    if not labels:
+        return X, None
+    column = table.column(labels[0])
+    _refuse_empty_cells(labels[0], column, 0)
+    return X, np.array(column.to_pylist())
 
 
-def _numeric_column(pa: Any, name: str, column: Any) -> NDArray[Any]:
+def numeric_column(pa: Any, name: str, column: Any, first_row: int = 0) -> NDArray[Any]:
+    """The numbers of a column; an error counts its rows from `first_row` on."""
+    _refuse_empty_cells(name, column, first_row)
     kind = column.type
     if pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
@@ -160,5 +171,12 @@ def _numeric_column(pa: Any, name: str, column: Any) -> NDArray[Any]:
         raise InputError(
             f"column {name!r} has type {one_line(Exception(str(kind)))}, wanted numbers; convert or drop it"
         )
-    array: NDArray[Any] = column.to_numpy()
+    # Only bits need a copy, and only a single chunk knows the option.
+    array: NDArray[Any] = column.to_numpy(zero_copy_only=False) if hasattr(column, "buffers") else column.to_numpy()
     return array
+
+
+def _refuse_empty_cells(name: str, column: Any, first_row: int) -> None:
+    if column.null_count:
+        row = first_row + column.is_null().to_pylist().index(True) + 1
+        raise InputError(f"row {row}, column {name!r}: the cell is empty; fix or drop the row")

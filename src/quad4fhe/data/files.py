@@ -1,24 +1,30 @@
 """Read samples, and labels where there are any, from the files users have: .npz, .npy, .csv, .csv.gz, .parquet.
 
-Decides which array or column is what. Whether the samples fit a model, and are finite, is left to `_arrays`, which
-sees them chunk by chunk; a .npy file therefore stays on disk.
+Decides which array or column is what, and which files can be read a part at a time. Whether the samples fit a model,
+and are finite, is left to `_arrays`, which sees them chunk by chunk; a .npy file therefore stays on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._files import open_npz, opened, parsing, read_npz
+from quad4fhe._rows import ArrayRows, Rows, StackedRows, as_rows, npy_rows
 from quad4fhe.data._tables import read_csv, read_parquet
+from quad4fhe.data.parquet_rows import ParquetRows
 from quad4fhe.errors import InputError
 
 Role = Literal["calibration", "test"]
 Samples = tuple[NDArray[Any], NDArray[Any] | None]
+
+PathLike = str | Path
+Given = ArrayLike | Rows | PathLike | Sequence[PathLike]
+"""How samples may be given: an array, rows, a path, or several paths whose rows follow each other."""
 
 _SUFFIX_OF_ROLE: dict[Role, str] = {"calibration": "cal", "test": "test"}
 
@@ -54,6 +60,46 @@ def read_class_names(path: str | Path) -> list[str] | None:
             return None
         names = read_npz(archive, "classes")
     return [str(name) for name in names.tolist()] if names.ndim == 1 and names.dtype.kind == "U" else None
+
+
+def rows_of(name: str, given: Given, columns: int, role: Role = "calibration", memory: int | None = None) -> Rows:
+    """The samples (n, columns), however they are given; files are opened and checked, not read."""
+    if isinstance(given, str | Path):
+        return as_rows(str(given), open_rows(given, role, memory), columns)
+    if isinstance(given, list | tuple) and given and all(isinstance(each, str | Path) for each in given):
+        paths = cast("Sequence[PathLike]", given)
+        return StackedRows([rows_of(name, path, columns, role, memory) for path in paths])
+    return as_rows(name, cast("ArrayLike | Rows", given), columns)
+
+
+def open_rows(path: PathLike, role: Role, memory: int | None = None) -> Rows:
+    """The samples of a file: .npy and .parquet part by part, any other whole, if that leaves room in `memory` bytes."""
+    name = Path(path).name.lower()
+    if name.endswith(".npy"):
+        return npy_rows(path)
+    if name.endswith(".parquet"):
+        with opened(path) as file:
+            return ParquetRows(file)
+    if memory is not None:
+        _refuse_larger(Path(path), role, memory)
+    return ArrayRows(read_samples(path, role)[0])
+
+
+def _refuse_larger(path: Path, role: Role, memory: int) -> None:
+    """Refuse, before it is read, a file that is read whole and would leave less than half the memory to work in."""
+    if not path.is_file():
+        return  # said by whoever opens it
+    size = path.stat().st_size
+    if path.suffix.lower() == ".npz":
+        with opened(path) as file, open_npz(file, "write it with numpy.savez(path, X=..., y=...)") as archive:
+            assert archive.zip is not None
+            inside = {info.filename.removesuffix(".npy"): info.file_size for info in archive.zip.infolist()}
+        size = next((inside[key] for key in (f"X_{_SUFFIX_OF_ROLE[role]}", "X") if key in inside), 0)
+    if 2 * size > memory:
+        raise InputError(
+            f"{path}: {size / 1e6:.3g} MB that can't be read by parts, of {memory / 1e6:.3g} MB of memory; save the "
+            "samples as .npy or .parquet, which can, or allow more memory"
+        )
 
 
 def _read_npz(file: Path, role: Role) -> Samples:

@@ -6,6 +6,7 @@ Read from the package's own metadata, so that an extra added there is examined h
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, version
 
@@ -22,11 +23,12 @@ _PURPOSE = {
     "serve": "serve and query, keys with a passphrase",
     "ray": "fits and scores on many machines",
     "report": "the report's pictures",
-    "reproduce": "the paper's tables",
-    "download": "the paper's data from its public sources",
     "demo": "quad4fhe demo",
+    "reproduce": "quad4fhe reproduce",
+    "download": "data sets of the paper from their public sources",
+    "notebooks": "the notebooks of the documentation",
 }
-_DEVELOPERS = frozenset({"test", "docs", "notebooks"})
+_DEVELOPERS = frozenset({"test", "docs"})
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[([^\]]*)\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?$")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 
@@ -62,7 +64,7 @@ def requirements(lines: list[str]) -> dict[str, list[tuple[str, str, str]]]:
     found: dict[str, list[tuple[str, str, str]]] = {}
     for line in lines:
         match = _REQUIREMENT.match(line.strip())
-        if match:
+        if match and not ("sys_platform != 'win32'" in line.replace('"', "'") and sys.platform == "win32"):
             extra = _EXTRA.search(match[4] or "")
             found.setdefault(extra[1] if extra else "", []).append((match[1], match[2] or "", match[3].strip()))
     return found

@@ -168,8 +168,12 @@ def _pools(plt: Any, runs: Runs) -> Any:
             if found:
                 rows, agreed = zip(*found, strict=True)
                 axis.plot(rows, [100 * (1 - each) for each in agreed], "o-", ms=3, lw=1, color=colour, label=label)
+        sizes = [pool.rows for pool in record.pools]
         axis.set_xscale("log")
-        axis.set_ylim(bottom=0)
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
+        axis.minorticks_off()
+        top = axis.get_ylim()[1]
+        axis.set_ylim(0, 1.05 * top if top > 0 else 1)
     figure.supxlabel("rows of the fitting pool")
     figure.supylabel("test decisions lost, %")
     handles, labels = axes.flat[0].get_legend_handles_labels()

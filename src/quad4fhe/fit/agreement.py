@@ -8,18 +8,20 @@ was given. The exact optimum of the binary case is in `bestline`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from quad4fhe._arrays import Array
+from quad4fhe.fit.overlap import Line, best_on
 from quad4fhe.fit.sweep import Sweeper, coordinate_scales
-from quad4fhe.lift import Lift
+from quad4fhe.lift import Statistics
 
 _LINES = 160  # line searches at most
 _PATIENCE = 48  # line searches without a gain
 _REACH = 8.0  # how much larger the coefficients may become, so that the logits keep an ordinary size
 _ENTRIES = 4_000_000  # n x K beyond which the search runs on a sample of the rows first
+_SAMPLE = 99_000  # rows beyond which it does too: few enough for their intervals to be fetched
 _FULL_LINES = 12  # line searches on all rows after one on a sample
 
 
@@ -31,31 +33,39 @@ class Polished:
     agreeing: int
 
 
-def polish(lift: Lift, starts: Sequence[Array], seed: int, report: Callable[[str], None] | None = None) -> Polished:
+def polish(
+    lift: Statistics, starts: Sequence[Array], seed: int, report: Callable[[str], None] | None = None
+) -> Polished:
     """Search from the best of `starts`, each (alpha, beta, eta)."""
     rng = np.random.default_rng(seed)
+    scales = coordinate_scales(lift)[:3]
     counts = [_agreeing(lift, start) for start in starts]
     at = int(np.argmax(counts))
     best = Polished(starts[at], counts[at])
-    if lift.samples * lift.classes > _ENTRIES:
-        rows = np.sort(rng.choice(lift.samples, max(1, _ENTRIES // lift.classes), replace=False))
-        part = replace(lift, Q=lift.Q[rows], L=lift.L[rows], target=lift.target[rows])
-        rough = _search(part, best.coefficients, _agreeing(part, best.coefficients), _LINES, rng, report)
+    if lift.samples * lift.classes > _ENTRIES or lift.samples > _SAMPLE:
+        share = min(max(1, _ENTRIES // lift.classes), _SAMPLE) / lift.samples
+        part = lift.sampled(share, seed)
+        rough = _search(part, best.coefficients, _agreeing(part, best.coefficients), _LINES, scales, rng, report)
         count = _agreeing(lift, rough.coefficients)
         if count > best.agreeing:
             best = Polished(rough.coefficients, count)
-        return _search(lift, best.coefficients, best.agreeing, _FULL_LINES, rng, report)
-    return _search(lift, best.coefficients, best.agreeing, _LINES, rng, report)
+        return _search(lift, best.coefficients, best.agreeing, _FULL_LINES, scales, rng, report)
+    return _search(lift, best.coefficients, best.agreeing, _LINES, scales, rng, report)
 
 
-def _agreeing(lift: Lift, coefficients: Array) -> int:
-    return int(np.count_nonzero(Sweeper(lift).margins(np.append(coefficients, 1.0)).margin > 0))
+def _agreeing(lift: Statistics, coefficients: Array) -> int:
+    return Sweeper(lift).tally(np.append(coefficients, 1.0)).agreeing
 
 
 def _search(
-    lift: Lift, start: Array, count: int, lines: int, rng: np.random.Generator, report: Callable[[str], None] | None
+    lift: Statistics,
+    start: Array,
+    count: int,
+    lines: int,
+    scales: Array,
+    rng: np.random.Generator,
+    report: Callable[[str], None] | None,
 ) -> Polished:
-    scales = coordinate_scales(lift)[:3]
     limit = _REACH * float(np.linalg.norm(start * scales))
     point, previous, stale = start, start, 0
     for line in range(lines):
@@ -66,8 +76,7 @@ def _search(
         else:
             direction = rng.standard_normal(3) / scales
         lowest, highest = _reach(point * scales, direction * scales, limit)
-        low, high = _kept_intervals(lift, point, direction)
-        found, step = deepest(np.maximum(low, lowest), np.minimum(high, highest))
+        found, step = best_on(lift, Line(point, direction, lowest, highest))
         if found >= count:
             # The middle of a sliver may round to its edge, so what the step promises is counted before it is taken.
             ahead = point + step * direction
@@ -88,47 +97,3 @@ def _reach(point: Array, direction: Array, limit: float) -> tuple[float, float]:
     c = float(point @ point) - limit * limit
     root = np.sqrt(max(0.0, b * b - a * c))
     return (-b - root) / a, (-b + root) / a
-
-
-def _kept_intervals(lift: Lift, point: Array, direction: Array) -> tuple[Array, Array]:
-    """For each sample the open interval of t on which point + t direction keeps its decision (empty: low >= high)."""
-    low, high = np.empty(lift.samples), np.empty(lift.samples)
-    offset, drift = point[2] * lift.B + lift.b, direction[2] * lift.B
-    for rows, Q, L, target in lift.chunks():
-        at = np.arange(target.size)
-        value = Q * point[0]
-        value += L * point[1]
-        value += offset
-        slope = Q * direction[0]
-        slope += L * direction[1]
-        slope += drift
-        value = value[at, target][:, None] - value
-        slope = slope[at, target][:, None] - slope
-        value[at, target], slope[at, target] = 1.0, 0.0
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            crossing = -value / slope
-        low[rows] = np.where(slope > 0, crossing, -np.inf).max(axis=1)
-        high[rows] = np.where(slope < 0, crossing, np.inf).min(axis=1)
-        never = np.any((slope == 0) & (value <= 0), axis=1)
-        low[rows][never], high[rows][never] = np.inf, -np.inf
-    return low, high
-
-
-def deepest(low: Array, high: Array) -> tuple[int, float]:
-    """How many of the open intervals (low, high) can be met at once, and the middle of the widest place to do it.
-
-    The intervals must be bounded; empty ones (low >= high) are ignored.
-    """
-    real = low < high
-    low, high = low[real], high[real]
-    if low.size == 0:
-        return 0, 0.0
-    ends = np.concatenate([low, high])
-    change = np.concatenate([np.ones(low.size), -np.ones(high.size)])
-    order = np.argsort(ends, kind="stable")
-    ends, depth = ends[order], np.cumsum(change[order])
-    width = np.diff(ends)
-    depth = np.where(width > 0, depth[:-1], -1.0)
-    most = depth.max()
-    widest = int(np.argmax(np.where(depth == most, width, -1.0)))
-    return int(most), float((ends[widest] + ends[widest + 1]) / 2)

@@ -7,12 +7,13 @@ line could misplace. Points too deep inside their own class are left out by a de
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.fit.planar import Separation, hull, separate
-from quad4fhe.lift import Plane
+from quad4fhe.plane import Cloud, PlaneBlocks
 
 _POINTS = 6000  # candidates beyond which the quadratic sweep is not attempted
 _BLOCK = 2_000_000  # entries of one block of the sweep
@@ -29,49 +30,93 @@ class BestLine:
     optimal: bool
 
 
-def best_line(plane: Plane, known: int) -> BestLine | None:
+def best_line(plane: PlaneBlocks, known: int) -> BestLine | None:
     """The line with the fewest mistakes, given one that makes `known`; None where the sweep would be too large."""
     candidates = _candidates(plane, known)
     if candidates is None:
         return None
-    x, y = _isotropic(plane.points[candidates])
-    positive = plane.positive[candidates]
+    points, rows, positive = candidates
+    x, y = _isotropic(points)
     bound, (pivot, angle, positive_left) = _sweep(x, y, positive)
     left = np.cos(angle) * (y - y[pivot]) - np.sin(angle) * (x - x[pivot]) > 0
     wrong = (left == positive) != positive_left
     same = (x == x[pivot]) & (y == y[pivot])
     majority = np.count_nonzero(positive[same]) * 2 > np.count_nonzero(same)
     wrong[same] = positive[same] != majority
-    mistakes = candidates[wrong]
-    keep = np.ones(plane.positive.size, dtype=np.bool_)
-    keep[mistakes] = False
-    if not (plane.positive[keep].any() and (~plane.positive[keep]).any()):
+    mistakes = rows[wrong]
+    lost = np.count_nonzero(wrong & positive), np.count_nonzero(wrong & ~positive)
+    if any(gone == count for gone, count in zip(lost, plane.moments.counts, strict=True)):
         return None
-    separation = separate(Plane(plane.points[keep], plane.positive[keep], plane.B, plane.b))
+    separation = separate(plane, mistakes)
     if not isinstance(separation, Separation):
         return None
-    fewest = candidates.size - bound
+    fewest = rows.size - bound
     return BestLine(separation, mistakes, mistakes.size == fewest)
 
 
-def _candidates(plane: Plane, known: int) -> IntArray | None:
+_Layers = tuple[tuple[Array, IntArray], tuple[Array, IntArray]]
+
+
+def _candidates(plane: PlaneBlocks, known: int) -> tuple[Array, IntArray, BoolArray] | None:
     """The points of the outer `known` + 1 convex layers of each class: only these matter to a line that good.
 
     A closed half-plane that holds a point inside k layers holds a point of each of the k. So a line that misplaces a
     point further in misplaces at least `known` + 1 of the candidates, and the best line misplaces no more than `known`.
+    A point lies no deeper among fewer points, so the outer layers of the blocks hold those of all. Returned are points
+    (k, 2), their rows (k,) and whether they are positive (k,).
     """
+    found: _Layers | None = plane.total(partial(_merged, known + 1), _block_layers, known + 1)
+    if found is None or sum(rows.size for _, rows in found) > _POINTS:
+        return None
+    (p, i), (q, j) = found
+    points, rows = np.vstack([p, q]), np.concatenate([i, j])
+    positive = np.arange(rows.size) < i.size
+    order = np.argsort(rows)
+    return points[order], rows[order], positive[order]
+
+
+def _block_layers(plus: Cloud, minus: Cloud, count: int) -> _Layers | None:
+    left = _POINTS
+    found: list[tuple[Array, IntArray]] = []
+    for cloud in (plus, minus):
+        side = _layers(np.column_stack([cloud.x, cloud.y]), cloud.rows, count, left)
+        if side is None:
+            return None
+        found.append(side)
+        left -= side[1].size
+    return found[0], found[1]
+
+
+def _merged(count: int, a: _Layers | None, b: _Layers | None) -> _Layers | None:
+    """The outer layers of two sets of outer layers. No limit here, or the answer would depend on who merges what."""
+    if a is None or b is None:
+        return None
+    found: list[tuple[Array, IntArray]] = []
+    for (p, i), (q, j) in zip(a, b, strict=True):
+        points, rows = np.vstack([p, q]), np.concatenate([i, j])
+        order = np.argsort(rows)
+        side = _layers(points[order], rows[order], count, rows.size)
+        assert side is not None
+        found.append(side)
+    return found[0], found[1]
+
+
+def _layers(points: Array, rows: IntArray, count: int, most: int) -> tuple[Array, IntArray] | None:
+    """The points of the outer `count` convex layers and their rows; None where they are more than `most`."""
     chosen: list[IntArray] = []
-    for side in (plane.positive, ~plane.positive):
-        rest = np.flatnonzero(side)
-        for _ in range(known + 1):
-            if rest.size == 0:
-                break
-            layer = hull(plane.points, rest)
-            chosen.append(layer)
-            rest = np.setdiff1d(rest, layer, assume_unique=True)
-            if sum(part.size for part in chosen) > _POINTS:
-                return None
-    return np.sort(np.concatenate(chosen))
+    rest = np.arange(rows.size)
+    taken = 0
+    for _ in range(count):
+        if rest.size == 0:
+            break
+        layer = hull(points, rest)
+        chosen.append(layer)
+        rest = np.setdiff1d(rest, layer, assume_unique=True)
+        taken += layer.size
+        if taken > most:
+            return None
+    at = np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
+    return points[at], rows[at]
 
 
 def _isotropic(points: Array) -> tuple[Array, Array]:

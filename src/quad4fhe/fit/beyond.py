@@ -6,25 +6,27 @@ Decides what is returned when a family, a target or the best is wanted. How fami
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from numpy.typing import ArrayLike
 
-from quad4fhe._arrays import Array, row_chunks
-from quad4fhe.certificate import Certificate, certify
+from quad4fhe._arrays import Array
+from quad4fhe.certificate import Certificate
 from quad4fhe.errors import InputError, TargetNotReachedError
-from quad4fhe.exact import Decisions
+from quad4fhe.exact import target_labels
 from quad4fhe.fit.families import ORDER, Families, Priors
+from quad4fhe.fit.learned import Learned
 from quad4fhe.fit.pool import FOLDS
 from quad4fhe.fit.run import Run, Solution
 from quad4fhe.fit.trials import Conditioning, FamilyStep, FamilyTrial
 from quad4fhe.fit.unitwise import per_unit
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.shards import Shard
 
 _FEWEST = 2 * FOLDS  # rows
 _SMALLEST, _LARGEST = 2.0**-16, 2.0**16  # logits that are fitted as they are
@@ -44,7 +46,7 @@ class Replacement:
     margin: float
     normalised_margin: float
     certificate: Certificate
-    decided: Decisions
+    margins: Array
     trials: list[FamilyTrial] = field(default_factory=list)
     trace: list[FamilyStep] = field(default_factory=list)
     conditioning: list[Conditioning] = field(default_factory=list)
@@ -58,7 +60,7 @@ class Replacement:
 
 def shared(run: Run, solution: Solution) -> Replacement:
     """The shared fit itself."""
-    certificate, decided = run.certified or run.certify(solution)
+    certificate, margins = run.certified or run.certify(run.model(solution))
     return Replacement(
         family="shared",
         regime=solution.regime,
@@ -70,12 +72,22 @@ def shared(run: Run, solution: Solution) -> Replacement:
         margin=solution.margin,
         normalised_margin=solution.normalised_margin,
         certificate=certificate,
-        decided=decided,
+        margins=margins,
     )
 
 
-def replace(run: Run, base: Replacement, family: str, priors: Priors, target: float | None, budget: int) -> Replacement:
-    """The family asked for; with "auto" the smallest that reaches the target, or the one that cross-validates best."""
+def replace(
+    run: Run,
+    base: Replacement,
+    family: str,
+    learn: Callable[[], tuple[Learned, Priors]],
+    target: float | None,
+    budget: int,
+) -> Replacement:
+    """The family asked for; with "auto" the smallest that reaches the target, or the one that cross-validates best.
+
+    `learn` gives the rows that families learn from, and the shared fit to some of them.
+    """
     if family == "auto":
         if base.certificate.statement == "lossless":
             run.notes.append("the shared fit keeps every calibration decision, so no other family was tried")
@@ -89,12 +101,13 @@ def replace(run: Run, base: Replacement, family: str, priors: Priors, target: fl
             raise InputError(f"family={family!r} needs at least {_FEWEST} calibration rows, and X_cal has {n}")
         run.notes.append(f"{n} calibration rows are too few to compare families (fewer than {_FEWEST})")
         return base
-    with run.stage("families"), _one_thread():
-        power = _power(run)
+    with run.stage("families"):
+        learned, priors = learn()
+        power = _power(run.mlp, learned.X)
         tried = Families(
             _scaled_head(run.mlp, -power),
-            run.X,
-            run.lift.target,
+            learned.X,
+            learned.target,
             _scaled(base.model, -power),
             lambda rows: _scaled(priors(rows), -power),
             seed=run.seed,
@@ -143,7 +156,7 @@ def _first_that_reaches(run: Run, tried: Families, base: Replacement, target: fl
 
 
 def _fitted(run: Run, tried: Families, family: str, power: int) -> Replacement:
-    with run.stage("families"), _one_thread():
+    with run.stage("families"):
         S, T, c = tried.fit(family)
         alpha: Array | None = None
         beta: Array | None = None
@@ -153,8 +166,7 @@ def _fitted(run: Run, tried: Families, family: str, power: int) -> Replacement:
             model = QuadraticModel.unitwise(run.mlp, alpha, beta, eta)
         else:
             model = _scaled(QuadraticModel(run.mlp.W1, run.mlp.b1, S, T, c), power)
-    with run.stage("certificate"):
-        certificate, decided = certify(run.mlp, model, run.X, run.evidence, run.progress)
+    certificate, margins = run.certify(model)
     worst = _worst_margin(run, model)
     setting = tried.judged[family].setting
     assert setting is not None
@@ -169,16 +181,16 @@ def _fitted(run: Run, tried: Families, family: str, power: int) -> Replacement:
         margin=worst,
         normalised_margin=worst / _norm((model.S, model.T, model.c)),
         certificate=certificate,
-        decided=decided,
+        margins=margins,
     )
 
 
-def _power(run: Run) -> int:
+def _power(mlp: MLP, X: ArrayLike) -> int:
     """The power of two that logits are divided by while other families are fitted, so that no square of them overflows.
 
     Their softmax means something on the scale of trained logits alone: what is near it stays as it is.
     """
-    logits = run.mlp.logits(run.X)
+    logits = mlp.logits(X)
     largest = float(np.abs(logits if logits.shape[1] == 1 else logits - logits[:, :1]).max())
     return 0 if not 0 < largest < np.inf or _SMALLEST <= largest <= _LARGEST else int(np.frexp(largest)[1]) - 4
 
@@ -195,23 +207,26 @@ def _scaled(model: QuadraticModel, power: int) -> QuadraticModel:
     return QuadraticModel(model.W1, model.b1, S, T, c)
 
 
-def _one_thread() -> Any:
-    """Matrix products of a few milliseconds each gain nothing from more threads: on a busy machine these spin, for many
-    times the work, and the order of their sums would make the result depend on the number of cores.
-    """
-    return threadpool_limits(limits=1, user_api="blas")
-
-
 def _worst_margin(run: Run, model: QuadraticModel) -> float:
     """The target's logit minus its strongest rival's, where that is least."""
-    logits = model.logits(run.X)
-    target = run.lift.target
-    if logits.shape[1] == 1:
-        return float(np.where(target == 1, logits[:, 0], -logits[:, 0]).min())
-    at = np.arange(target.size)
-    own = logits[at, target]
-    logits[at, target] = -np.inf
-    return float((own - logits.max(axis=1)).min())
+    return float(run.shards.total(min, _worst_of, run.mlp, model))
+
+
+def _worst_of(shard: Shard, mlp: MLP, model: QuadraticModel) -> float:
+    worst = np.inf
+    labels, _ = target_labels(shard, mlp)
+    for rows, chunk in shard.chunks(8 * (model.features + 2 * model.units)):
+        y = chunk @ model.W1.T + model.b1
+        logits = (y * y) @ model.S.T + y @ model.T.T + model.c
+        target = labels[rows]
+        if logits.shape[1] == 1:
+            worst = min(worst, float(np.where(target == 1, logits[:, 0], -logits[:, 0]).min()))
+            continue
+        at = np.arange(target.size)
+        own = logits[at, target]
+        logits[at, target] = -np.inf
+        worst = min(worst, float((own - logits.max(axis=1)).min()))
+    return worst
 
 
 def _norm(arrays: Iterable[Array]) -> float:
@@ -221,15 +236,20 @@ def _norm(arrays: Iterable[Array]) -> float:
 
 
 def _conditioning(run: Run, family: str, model: QuadraticModel) -> Conditioning:
+    terms, largest = run.shards.total(np.maximum, _sizes_of, model)
+    sizes = (np.abs(model.S).max(), np.abs(model.T).max(), np.abs(model.c).max())
+    return Conditioning(
+        family=family, largest=float(max(sizes)), amplification=float(terms / largest) if largest else 1.0
+    )
+
+
+def _sizes_of(shard: Shard, model: QuadraticModel) -> Array:
+    """The largest sum of absolute terms of a logit, and the largest logit."""
     terms, largest = 0.0, 0.0
     S, T, c = np.abs(model.S), np.abs(model.T), np.abs(model.c)
-    for _, chunk in row_chunks("X_cal", run.X, 8 * (model.features + 3 * model.units)):
+    for _, chunk in shard.chunks(8 * (model.features + 3 * model.units)):
         y = chunk @ model.W1.T + model.b1
         squares = y * y
         largest = max(largest, float(np.abs(squares @ model.S.T + y @ model.T.T + model.c).max()))
         terms = max(terms, float((squares @ S.T + np.abs(y) @ T.T + c).max()))
-    return Conditioning(
-        family=family,
-        largest=float(max(S.max(), T.max(), c.max())),
-        amplification=terms / largest if largest else 1.0,
-    )
+    return np.array([terms, largest])

@@ -9,27 +9,34 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, get_args
 
 import numpy as np
 import scipy
-from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits
 
-from quad4fhe._arrays import IntArray, samples
+from quad4fhe._arrays import IntArray
 from quad4fhe._progress import Progress, silent
+from quad4fhe._rows import ArrayRows, Rows
+from quad4fhe.data.files import Given, rows_of
+from quad4fhe.engines import Engine
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
 from quad4fhe.fit import beyond, many, two
 from quad4fhe.fit.beyond import Replacement
+from quad4fhe.fit.budget import store_bytes
 from quad4fhe.fit.diagnostics import Agreement, Diagnostics, Quantisation, Slack
+from quad4fhe.fit.families import Priors
+from quad4fhe.fit.learned import Learned, learned
 from quad4fhe.fit.result import Fit, count_agreement
 from quad4fhe.fit.rounding import coarsest
 from quad4fhe.fit.run import Run, Solution
-from quad4fhe.lift import lift
+from quad4fhe.fit.sharded import LiftShards
+from quad4fhe.lift import refuse_empty, shard_rows
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.shards import Shards, engine_for, memory_bytes
 
 Family = Literal["shared", "unitwise", "head", "auto"]
 Regime = Literal["auto", "hard", "rch", "soft"]
@@ -41,7 +48,7 @@ MEMORY_BUDGET = 2 * 2**30
 
 def fit(
     mlp: MLP,
-    X_cal: ArrayLike,
+    X_cal: Given,
     *,
     family: Family = "shared",
     regime: Regime = "auto",
@@ -49,8 +56,11 @@ def fit(
     threshold: Threshold = "zero",
     polish: bool = True,
     seed: int = 2026,
-    X_test: ArrayLike | None = None,
+    X_test: Given | None = None,
     memory_budget: int = MEMORY_BUDGET,
+    engine: str | Engine | None = None,
+    workers: int | None = None,
+    memory: int | str | None = None,
     progress: Progress = silent,
 ) -> Fit:
     """Replace the ReLU of `mlp` by a quadratic that keeps its decisions on X_cal (n, d).
@@ -68,24 +78,40 @@ def fit(
     `target_agreement` in (0, 1] raises TargetNotReachedError where the calibration agreement stays below it; with
     family="auto" the smallest family that reaches it is taken. `memory_budget` (bytes) bounds the one copy of
     pre-activations that the other families keep; beyond it they are computed again at every pass, more slowly.
+
+    X_cal and X_test may also be `Rows`, a path, or a list of paths whose rows follow each other: .npy and .parquet
+    files are read part by part, others whole. `memory` (bytes, or text such as "512MB") bounds what the fit takes in
+    all its processes together, beyond what they take when they start; statistics that do not fit go to scratch files
+    (TMPDIR). `engine` ("local", "ray" or an Engine) shares the work out among `workers` processes. The fit is the same
+    to the last bit with any engine, number of workers and amount of memory, or none of them.
     """
     if not isinstance(mlp, MLP):
         raise InputError(
             f"the model is a {type(mlp).__name__}, wanted an MLP: use MLP.from_sklearn, from_torch or load"
         )
     _check_options(mlp, family, regime, threshold, target_agreement, seed)
+    limit, team = memory_bytes(memory), engine_for(engine, workers)
     started = time.perf_counter()
-    X = samples("X_cal", X_cal, mlp.features)
-    test = None if X_test is None else samples("X_test", X_test, mlp.features)
+    rows = rows_of("X_cal", X_cal, mlp.features, "calibration", limit)
+    refuse_empty("X_cal", rows.shape[0])
+    test = None if X_test is None else rows_of("X_test", X_test, mlp.features, "test", limit)
+    held = rows.array.nbytes if isinstance(rows, ArrayRows) and rows.array is not X_cal else 0
+    kept = store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
     progress("lift", 0, 0)
-    run = Run(mlp, X, lift(mlp, X), threshold, polish, seed, progress)
-    run.seconds["lift"] = time.perf_counter() - started
-    solution = _solve(run, regime)
-    taken = beyond.shared(run, solution)
-    if family != "shared":
-        priors = partial(_shared_on, run, taken.model)
-        taken = beyond.replace(run, taken, family, priors, target_agreement, memory_budget)
-    fitted = _result(run, solution, taken, test)
+    # Threads of the BLAS would make sums depend on the number of cores, and spin in products of a few milliseconds.
+    with (
+        threadpool_limits(limits=1, user_api="blas"),
+        Shards(rows, shard_rows(mlp.classes), mlp, engine=team, memory=kept) as shards,
+    ):
+        run = Run(mlp, shards, LiftShards(shards, mlp, partial(progress, "lift")), threshold, polish, seed, progress)
+        run.seconds["lift"] = time.perf_counter() - started
+        solution = _solve(run, regime)
+        taken = beyond.shared(run, solution)
+        if family != "shared":
+            learn = partial(_learn, run, taken.model, limit, everything=team is None and limit is None)
+            budget = memory_budget if limit is None else min(memory_budget, limit // 2)
+            taken = beyond.replace(run, taken, family, learn, target_agreement, budget)
+        fitted = _result(run, solution, taken, test)
     reached = fitted.diagnostics.calibration.agreement
     if target_agreement is not None and reached < target_agreement:
         auto = "lower the target, or use more representative calibration data"
@@ -147,23 +173,29 @@ def _attempts(run: Run) -> dict[str, Attempt]:
     }
 
 
-def _shared_on(run: Run, whole: QuadraticModel, rows: IntArray) -> QuadraticModel:
+def _learn(run: Run, whole: QuadraticModel, memory: int | None, *, everything: bool) -> tuple[Learned, Priors]:
+    """What other families learn from, and the shared fit to some of it."""
+    part = learned(run, memory, everything=everything)
+    return part, partial(_shared_on, run, whole, part)
+
+
+def _shared_on(run: Run, whole: QuadraticModel, part: Learned, rows: IntArray) -> QuadraticModel:
     """The shared fit to some of the rows, or that to all of them where some have no shared fit of their own."""
-    part = replace(run.lift, Q=run.lift.Q[rows], L=run.lift.L[rows], target=run.lift.target[rows])
-    if np.unique(part.target).size < 2:
+    if np.unique(part.target[rows]).size < 2:
         return whole
-    inner = Run(run.mlp, run.X[rows], part, run.threshold, run.polish, run.seed, silent)
-    try:
-        return inner.model(_solve(inner, "auto"))
-    except FitError:
-        return whole
+    with Shards(ArrayRows(part.X[rows]), shard_rows(run.mlp.classes), run.mlp) as shards:
+        inner = Run(run.mlp, shards, LiftShards(shards, run.mlp), run.threshold, run.polish, run.seed, silent)
+        try:
+            return inner.model(_solve(inner, "auto"))
+        except FitError:
+            return whole
 
 
-def _result(run: Run, solution: Solution, taken: Replacement, X_test: NDArray[Any] | None) -> Fit:
-    certificate, decided = taken.certificate, taken.decided
+def _result(run: Run, solution: Solution, taken: Replacement, X_test: Rows | None) -> Fit:
+    certificate = taken.certificate
     own = taken.family == "shared"
     with run.stage("diagnostics"):
-        decimals, bits = coarsest(run, solution, decided.label) if own else (None, None)
+        decimals, bits = coarsest(run, solution) if own else (None, None)
         test = None if X_test is None else count_agreement(run.mlp, taken.model, X_test, "X_test")
     if run.lift.ties:
         run.notes.append(f"the ReLU logits tie exactly on {run.lift.ties} rows; the lowest class index is their target")
@@ -207,7 +239,7 @@ def _result(run: Run, solution: Solution, taken: Replacement, X_test: NDArray[An
         tau=taken.tau,
         seed=run.seed,
         box=run.lift.box,
-        margins=decided.gap,
+        margins=taken.margins,
         diagnostics=diagnostics,
         certificate=certificate,
         versions={

@@ -5,17 +5,15 @@ Decides how homogeneous coefficients become (alpha, beta, eta). In which order t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from quad4fhe._arrays import Array
-from quad4fhe.certificate import Evidence
+from quad4fhe.evidence import Evidence
 from quad4fhe.fit import agreement
 from quad4fhe.fit.pairwise import OutOfRounds, PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.fit.run import Run, Solution
 from quad4fhe.fit.sweep import Sweeper, coordinate_scales, largest_row
-from quad4fhe.lift import Lift
+from quad4fhe.lift import Statistics
 
 _GAP = 1e-6
 _EXTREME = 1e6  # statistics of the trained models have scales between 0.05 and 500
@@ -68,20 +66,19 @@ def soft(run: Run) -> Solution:
         run.notes.append("the polish found no coefficients that keep more decisions")
         return solution
     theta = np.append(better.coefficients, 1.0)
-    worst = float(Sweeper(run.lift).margins(theta).margin.min())
+    worst = Sweeper(run.lift).tally(theta).margin
     polished = _solution(f"{solution.regime}+polish", theta, margin=worst)
     polished.step = step
     return polished
 
 
-def _ordinary(run: Run) -> tuple[Lift, Array]:
+def _ordinary(run: Run) -> tuple[Statistics, Array]:
     """The statistics, divided by their scales where these are so extreme that |theta| would measure nothing."""
     scales = coordinate_scales(run.lift)
     if scales.max() <= _EXTREME and scales.min() >= 1 / _EXTREME:
         return run.lift, np.ones(4)
     run.notes.append("the statistics have an extreme scale, so the soft problem was put in standardised coordinates")
-    Q, L, B, b = (part / s for part, s in zip((run.lift.Q, run.lift.L, run.lift.B, run.lift.b), scales, strict=True))
-    return replace(run.lift, Q=Q, L=L, B=B, b=b), scales
+    return run.lift.scaled(scales), scales
 
 
 def _solution(regime: str, theta: Array, margin: float) -> Solution:

@@ -14,9 +14,9 @@ from scipy.optimize import nnls
 
 from quad4fhe._arrays import Array, IntArray
 from quad4fhe.fit.qp import solve
-from quad4fhe.fit.sweep import Margins, Risk, Sweeper, coordinate_scales
+from quad4fhe.fit.sweep import Risk, Sweeper, Worst, coordinate_scales
 from quad4fhe.fit.trace import SoftStep, best_step
-from quad4fhe.lift import Lift
+from quad4fhe.lift import Statistics
 
 WEIGHTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """The paper's grid of C."""
@@ -54,18 +54,17 @@ def separate_pairs(
     sweeper: Sweeper, *, rounds: int = 300, tolerance: float = 1e-8
 ) -> PairSeparation | PairContradiction | OutOfRounds:
     """Decide MC-H: solve on active rows, sweep all margins, add the worst, until the signs are settled."""
-    lift = sweeper.lift
-    scales = coordinate_scales(lift)
-    rows = _ActiveRows(lift, scales)
-    rows.add(sweeper.margins(np.array([0.0, 0.5, 0.0, 1.0])))
+    scales = coordinate_scales(sweeper.lift)
+    rows = _ActiveRows(scales)
+    rows.add(sweeper.worst(np.array([0.0, 0.5, 0.0, 1.0])))
     for used in range(1, rounds + 1):
         direction = rows.separate()
         if direction is None:
             return rows.contradiction()
-        margins = sweeper.margins(direction / scales)
-        if margins.margin.min() > 0:
-            return _widest(sweeper, rows, margins, rounds - used, tolerance)
-        if not rows.add(margins):
+        worst = sweeper.worst(direction / scales)
+        if worst.margin > 0:
+            return _widest(sweeper, rows, worst, rounds - used, tolerance)
+        if not rows.add(worst):
             return OutOfRounds(used)
     return OutOfRounds(rounds)
 
@@ -73,27 +72,24 @@ def separate_pairs(
 class _ActiveRows:
     """The pairwise rows found so far, their coordinates divided by `scales` so that none drowns the others."""
 
-    def __init__(self, lift: Lift, scales: Array) -> None:
-        self.lift, self.scales = lift, scales
+    def __init__(self, scales: Array) -> None:
+        self.scales = scales
         self.samples = np.empty(0, dtype=np.int64)
         self.rivals = np.empty(0, dtype=np.int64)
         self.rows = np.empty((0, 4))
         self._known: set[tuple[int, int]] = set()
         self._weights = np.empty(0)
 
-    def add(self, margins: Margins) -> bool:
-        """Add the worst row of each target class and the worst few of all; False if none of them is new."""
-        lift = self.lift
-        order = np.argsort(margins.margin, kind="stable")
-        _, first = np.unique(lift.target[order], return_index=True)
-        worst = np.unique(np.concatenate([order[first], order[:16]]))
-        worst = np.array([i for i in worst.tolist() if (i, int(margins.rival[i])) not in self._known], dtype=np.int64)
-        if worst.size == 0:
+    def add(self, worst: Worst) -> bool:
+        """Add the worst rows of a sweep; False if none of them is new."""
+        pairs = list(zip(worst.samples.tolist(), worst.rivals.tolist(), strict=True))
+        fresh = np.array([k for k, pair in enumerate(pairs) if pair not in self._known], dtype=np.int64)
+        if fresh.size == 0:
             return False
-        rivals = margins.rival[worst]
-        self._known.update(zip(worst.tolist(), rivals.tolist(), strict=True))
-        self.samples, self.rivals = np.append(self.samples, worst), np.append(self.rivals, rivals)
-        self.rows = np.vstack([self.rows, lift.pair_rows(worst, rivals) / self.scales])
+        self._known.update(pairs)
+        self.samples = np.append(self.samples, worst.samples[fresh])
+        self.rivals = np.append(self.rivals, worst.rivals[fresh])
+        self.rows = np.vstack([self.rows, worst.rows[fresh] / self.scales])
         return True
 
     def separate(self) -> Array | None:
@@ -135,24 +131,23 @@ class _ActiveRows:
 
 
 def _widest(
-    sweeper: Sweeper, rows: _ActiveRows, margins: Margins, rounds: int, tolerance: float
+    sweeper: Sweeper, rows: _ActiveRows, worst: Worst, rounds: int, tolerance: float
 ) -> PairSeparation | OutOfRounds:
     """From a feasible direction to the MC-H optimum: the QP on active rows bounds from below, scaling from above."""
     best, gap, lower = np.full(4, np.inf), np.inf, 0.0
     for _ in range(max(1, rounds)):
-        worst = float(margins.margin.min())
-        if worst > 0:
-            shrink = min(worst, float(margins.theta[3]))
-            if shrink > 0 and np.linalg.norm(margins.theta) < shrink * np.linalg.norm(best):
-                best = margins.theta / shrink
-        fresh = rows.add(margins) or lower == 0
+        if worst.margin > 0:
+            shrink = min(worst.margin, float(worst.theta[3]))
+            if shrink > 0 and np.linalg.norm(worst.theta) < shrink * np.linalg.norm(best):
+                best = worst.theta / shrink
+        fresh = rows.add(worst) or lower == 0
         if fresh:
-            theta, bound = rows.widest(best if np.isfinite(best).all() else margins.theta)
+            theta, bound = rows.widest(best if np.isfinite(best).all() else worst.theta)
             lower = max(lower, bound)
         gap = 1.0 - lower / (0.5 * float(best @ best))
         if gap <= tolerance or not fresh:  # without a new row the answer stays: what gap is left is rounding
             break
-        margins = sweeper.margins(theta)
+        worst = sweeper.worst(theta)
     if not np.isfinite(best).all():
         return OutOfRounds(rounds)
     return PairSeparation(best, max(0.0, float(gap)))
@@ -193,7 +188,7 @@ def soft_pairs(
     return PairSoft(best.weight, chosen[trace.index(best)].theta, trace, [point.theta for point in chosen])
 
 
-def _soft_step(lift: Lift, C: float, point: Risk, gap: float) -> SoftStep:
+def _soft_step(lift: Statistics, C: float, point: Risk, gap: float) -> SoftStep:
     return SoftStep(
         weight=C,
         agreement=point.agreeing / lift.samples,

@@ -1,8 +1,9 @@
 """Binary, hard: are the two planar hulls disjoint, and which direction separates them with the largest margin?
 
 Decides Theorem 1 (disjoint or not) and Theorem 2 (closest pair) on the lifted points as given in float64: floats first,
-whole rationals wherever a sign is in doubt. Whether the coefficients keep the model's decisions is left to
-`certificate`, which starts at the weights.
+whole rationals wherever a sign is in doubt. Only vertices matter, so each block of rows sends those of its own hulls,
+and the hull of hulls is the hull. Whether the coefficients keep the model's decisions is left to `certificate`, which
+starts at the weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe.lift import Plane
+from quad4fhe.plane import Cloud, PlaneBlocks
 
 _ORIENTATION_BOUND = (3.0 + 16.0 * 2.0**-53) * 2.0**-53  # Shewchuk's error bound for the 2 x 2 determinant
 _FILTER_ABOVE = 512  # points; below this the chain itself is quicker than filtering for it
@@ -173,23 +174,54 @@ def _cross(a: Atom, b: Atom) -> Any:
     return a.x * b.y - a.y * b.x
 
 
-def separate(plane: Plane) -> Separation | Contact | None:
+class Corners(NamedTuple):
+    """Vertices of the hulls of both classes: points (k, 2), the rows (k,) they are, and which are plus and minus."""
+
+    points: Array
+    rows: IntArray
+    plus: IntArray
+    minus: IntArray
+
+
+def corners(plane: PlaneBlocks, without: IntArray | None = None) -> Corners:
+    """The hulls of both classes, those of the blocks put together; `without` names rows to leave out."""
+    left_out = np.empty(0, dtype=np.int64) if without is None else without
+    parts = plane.map(_block_corners, left_out)
+    sides = []
+    for side in (0, 1):
+        points = np.concatenate([part[side][0] for part in parts])
+        rows = np.concatenate([part[side][1] for part in parts])
+        chosen = hull(points, np.argsort(rows, kind="stable"))
+        sides.append((points[chosen], rows[chosen]))
+    (p, i), (q, j) = sides
+    return Corners(np.vstack([p, q]), np.concatenate([i, j]), np.arange(i.size), np.arange(i.size, i.size + j.size))
+
+
+def _block_corners(plus: Cloud, minus: Cloud, without: IntArray) -> list[tuple[Array, IntArray]]:
+    found = []
+    for cloud in (plus, minus):
+        points = np.column_stack([cloud.x, cloud.y])
+        members = np.flatnonzero(~np.isin(cloud.rows, without)) if without.size else np.arange(cloud.rows.size)
+        chosen = hull(points, members) if members.size else members
+        found.append((points[chosen], cloud.rows[chosen]))
+    return found
+
+
+def separate(plane: PlaneBlocks, without: IntArray | None = None) -> Separation | Contact | None:
     """Decide Theorem 1; None where the hulls are disjoint but no float64 direction tells them apart."""
-    points = plane.points
-    plus = hull(points, np.flatnonzero(plane.positive))
-    minus = hull(points, np.flatnonzero(~plane.positive))
+    points, rows, plus, minus = corners(plane, without)
     found = _nearest_float(points, plus, minus)
     size = float(np.abs(points).max())
     if not found.is_origin and max(abs(found.x), abs(found.y)) > _THIN * size:
-        separation = _separation(points, plus, minus, found)
+        separation = _separation(points, rows, plus, minus, found)
         if separation is not None:
             return separation
-    if found.is_origin and (contact := _contact(points, found)) is not None:
+    if found.is_origin and (contact := _contact(points, rows, found)) is not None:
         return contact
     found = _nearest_exact(points, plus, minus)
     if found.is_origin:
-        return Contact(*_tags(found))
-    return _separation(points, plus, minus, found)
+        return Contact(*_tags(found, rows))
+    return _separation(points, rows, plus, minus, found)
 
 
 def _nearest_float(points: Array, plus: IntArray, minus: IntArray) -> Nearest:
@@ -220,12 +252,13 @@ def _nearest_exact(points: Array, plus: IntArray, minus: IntArray) -> Nearest:
     return nearest_to_origin(support, support(Fraction(1), Fraction(0)))
 
 
-def _tags(found: Nearest) -> tuple[list[int], list[int]]:
+def _tags(found: Nearest, rows: IntArray) -> tuple[list[int], list[int]]:
+    """The rows of the data set that a nearest point is made of."""
     positive, negative = zip(*(atom.tag for atom in found.atoms), strict=True)
-    return sorted(set(positive)), sorted(set(negative))
+    return sorted({int(rows[i]) for i in positive}), sorted({int(rows[i]) for i in negative})
 
 
-def _contact(points: Array, found: Nearest) -> Contact | None:
+def _contact(points: Array, rows: IntArray, found: Nearest) -> Contact | None:
     """Keep a contact found in floats only if the same atoms hold the origin in rationals."""
     exact = []
     for atom in found.atoms:
@@ -233,10 +266,10 @@ def _contact(points: Array, found: Nearest) -> Contact | None:
         x, y = (Fraction(float(points[i, k])) - Fraction(float(points[j, k])) for k in (0, 1))
         exact.append(Atom(x, y, atom.tag))
     holds = exact[0].x == 0 == exact[0].y if len(exact) == 1 else _nearest_face(exact).is_origin
-    return Contact(*_tags(found)) if holds else None
+    return Contact(*_tags(found, rows)) if holds else None
 
 
-def _separation(points: Array, plus: IntArray, minus: IntArray, found: Nearest) -> Separation | None:
+def _separation(points: Array, rows: IntArray, plus: IntArray, minus: IntArray, found: Nearest) -> Separation | None:
     """Round the direction to floats and keep it only if it separates the hulls exactly."""
     largest = max(abs(found.x), abs(found.y))
     x, y = float(found.x / largest), float(found.y / largest)
@@ -250,7 +283,7 @@ def _separation(points: Array, plus: IntArray, minus: IntArray, found: Nearest) 
     if low <= high:
         return None
     diameter = _diameter(points[plus], points[minus])
-    return Separation(theta, float(low), float(high), float(low - high), diameter, _tags(found))
+    return Separation(theta, float(low), float(high), float(low - high), diameter, _tags(found, rows))
 
 
 def _diameter(p: Array, q: Array) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,17 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from quad4fhe._arrays import Array, IntArray, samples
-from quad4fhe._files import check_writable, opened, write_atomically
+from quad4fhe._arrays import Array, IntArray
+from quad4fhe._files import check_place, opened, write_atomically
+from quad4fhe._rows import Rows, as_rows
 from quad4fhe.certificate import Certificate, no_room
 from quad4fhe.errors import CertificateError, InputError
-from quad4fhe.exact import decisions
+from quad4fhe.exact import shard_decisions
 from quad4fhe.fit.diagnostics import Agreement, Diagnostics
 from quad4fhe.fit.words import percent, verdict
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.shards import SHARD_ROWS, Shard, Shards
 
 FORMAT = 1
 _KEY = "quad4fhe"
@@ -108,10 +111,9 @@ class Fit:
         """The polynomial model's decisions (n,)."""
         return self.model.decide(X)
 
-    def agreement(self, X: ArrayLike) -> Agreement:
+    def agreement(self, X: ArrayLike | Rows) -> Agreement:
         """How many decisions of the ReLU model are kept on X, in exact arithmetic."""
-        checked = samples("X", X, self.mlp.features)
-        return count_agreement(self.mlp, self.model, checked)
+        return count_agreement(self.mlp, self.model, X)
 
     def to_onnx(self, path: str | Path | None = None, *, dtype: str = "float64", labels: bool = False) -> Any:
         """The polynomial model as an onnx.ModelProto (Gemm, Mul, Add alone), also written to `path` where one is given.
@@ -280,13 +282,19 @@ class Fit:
         return f"<p>{html.escape(verdict(self))}</p><table>{rows}</table>"
 
 
-def count_agreement(mlp: MLP, model: QuadraticModel, X: Any, name: str = "X") -> Agreement:
-    """Decisions of `mlp` that `model` keeps on X (n, d), in exact arithmetic."""
-    n = int(X.shape[0])
+def count_agreement(mlp: MLP, model: QuadraticModel, X: ArrayLike | Rows, name: str = "X") -> Agreement:
+    """Decisions of `mlp` that `model` keeps on X (n, d), in exact arithmetic, part by part."""
+    rows = as_rows(name, X, mlp.features)
+    n = rows.shape[0]
     if n == 0:
         raise InputError(f"{name} has no rows, so there is no agreement to measure")
-    lost = int(np.count_nonzero(decisions(mlp, X, name).label != decisions(model, X, name).label))
+    with Shards(rows, SHARD_ROWS, mlp, name=name) as shards:
+        lost = shards.total(operator.add, _lost_of, model)
     return Agreement(samples=n, agreement=(n - lost) / n, mismatches=lost)
+
+
+def _lost_of(shard: Shard, model: QuadraticModel) -> int:
+    return int(np.count_nonzero(shard_decisions(shard.subject, shard).label != shard_decisions(model, shard).label))
 
 
 def check_fit_path(path: str | Path) -> Path:
@@ -294,8 +302,7 @@ def check_fit_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix != ".safetensors":
         raise InputError(f"a fit is saved as .safetensors, not {path.name!r}; choose a name such as fit.safetensors")
-    check_writable(path)
-    return path
+    return check_place(path)
 
 
 def _coefficient(value: float | list[float] | None) -> Any:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from quad4fhe._arrays import Array
+from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress
-from quad4fhe.certificate import Certificate, Evidence, certify, evidence_rows, evidence_weights
-from quad4fhe.exact import Decisions
+from quad4fhe.certificate import Certificate, certify
+from quad4fhe.evidence import Evidence, evidence_rows, evidence_weights
+from quad4fhe.exact import decisions
 from quad4fhe.fit.diagnostics import LineOptimum
 from quad4fhe.fit.reduced import ReducedSeparation
-from quad4fhe.fit.sweep import Sweeper
+from quad4fhe.fit.sweep import Sweeper, Tally
 from quad4fhe.fit.trace import SoftStep
-from quad4fhe.lift import Lift
+from quad4fhe.lift import Statistics
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.shards import Shards
+
+Certified = tuple[Certificate, Array]
+"""A certificate and the margins (n,) of the replacement."""
 
 Hard = Literal["feasible", "infeasible", "undecided", "not tried"]
 
@@ -53,15 +58,15 @@ class Run:
     """One fit in the making. `refusal` says why the last attempt gave nothing, should it have been the only one."""
 
     mlp: MLP
-    X: NDArray[Any]
-    lift: Lift
+    shards: Shards
+    lift: Statistics
     threshold: str
     polish: bool
     seed: int
     progress: Progress
     hard: Hard = "not tried"
     evidence: Evidence | None = None
-    certified: tuple[Certificate, Decisions] | None = None
+    certified: Certified | None = None
     cap_trace: list[tuple[float, float]] = field(default_factory=list)
     critical_mu: float | None = None
     soft_trace: list[SoftStep] = field(default_factory=list)
@@ -87,23 +92,36 @@ class Run:
         """The polynomial model with these coefficients."""
         return QuadraticModel.shared(self.mlp, solution.alpha, solution.beta, solution.eta, solution.tau)
 
-    def margins(self, solution: Solution) -> Array:
-        """The margin of every sample at these coefficients, (n,)."""
-        return Sweeper(shifted(self.lift, solution.tau)).margins(np.append(solution.three, 1.0)).margin
+    def tally(self, solution: Solution) -> Tally:
+        """How many decisions these coefficients keep, in floating point, and the smallest margin."""
+        return Sweeper(self.lift.shifted(solution.tau)).tally(np.append(solution.three, 1.0))
 
     def lost(self, solution: Solution) -> int:
         """How many decisions these coefficients lose, in floating point."""
-        return int(np.count_nonzero(~(self.margins(solution) > 0)))
+        return self.lift.samples - self.tally(solution).agreeing
 
-    def certify(self, solution: Solution) -> tuple[Certificate, Decisions]:
-        """State exactly what these coefficients keep."""
+    @cached_property
+    def calibration_sha256(self) -> str:
+        """The hash of the calibration data; one pass over them."""
+        self.progress("hash of the calibration data", 0, 0)
+        return samples_sha256("X_cal", self.shards.rows)
+
+    def certify(self, model: QuadraticModel) -> Certified:
+        """State exactly what this replacement keeps."""
         with self.stage("certificate"):
-            return certify(self.mlp, self.model(solution), self.X, self.evidence, self.progress)
+            return certify(
+                self.mlp,
+                model,
+                self.shards,
+                self.evidence,
+                self.progress,
+                calibration_sha256=self.calibration_sha256,
+            )
 
     def accept_if_lossless(self, solution: Solution) -> bool:
         """Accept a hard solution only with its certificate: rounding S, T and c may undo a thin separation."""
         if np.isfinite([*solution.three, solution.tau]).all():
-            certified = self.certify(solution)
+            certified = self.certify(self.model(solution))
             if certified[0].statement == "lossless":
                 self.hard, self.certified = "feasible", certified
                 return True
@@ -125,7 +143,8 @@ class Run:
 
     def smallest_evidence(self, named: Evidence, most: int) -> Evidence | None:
         """The fewest of the named rows that contradict each other exactly, or None if no few of them do."""
-        rows = evidence_rows(self.mlp, self.X, self.lift.target, named)
+        targets = self._targets(named.samples)
+        rows = evidence_rows(self.mlp, self.shards.rows, targets, named)
         first = int(named.scale)  # the scale row comes first where there is one
         for size in range(1, min(most, len(rows)) + 1):
             for chosen in combinations(range(len(rows)), size):
@@ -136,15 +155,11 @@ class Run:
                     rivals=[named.rivals[k] for k in picked] if named.rivals else [],
                     scale=named.scale and chosen[0] == 0,
                 )
-                if evidence_weights(self.lift.target, found, [rows[k] for k in chosen]) is not None:
+                if evidence_weights(targets, found, [rows[k] for k in chosen]) is not None:
                     return found
         return None
 
-
-def shifted(lift: Lift, tau: float) -> Lift:
-    """The lift with the threshold tau taken from the last class."""
-    if not tau:
-        return lift
-    b = lift.b.copy()
-    b[-1] -= tau
-    return replace(lift, b=b)
+    def _targets(self, rows: list[int]) -> dict[int, int]:
+        """The ReLU model's decisions on a few rows."""
+        X = np.stack([self.shards.rows.row(i) for i in rows])
+        return dict(zip(rows, decisions(self.mlp, X, "X_cal").label.tolist(), strict=True))

@@ -1,26 +1,39 @@
 """One sweep over the n x K score matrix: the unit in which the multiclass solvers pay.
 
 Decides the margins of every sample at given homogeneous coefficients, S = alpha Q + beta L + eta B + lambda b, and
-what the solvers need of them. Chunks are summed in their order, so the result does not depend on the machine's mood.
+what the solvers need of them. Each block answers with a few numbers; those are added up in the order of the blocks, so
+the result depends neither on the machine's mood nor on who swept which.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe.lift import Lift
+from quad4fhe.lift import Lift, Statistics
+
+_WORST = 16  # rows named by a sweep, besides the worst of each class
 
 
 @dataclass(frozen=True)
-class Margins:
-    """theta.z of each sample against its strongest rival: margin (n,), rival (n,)."""
+class Worst:
+    """The worst rows at theta: the smallest margin, and samples (k,), rivals (k,), their pairwise lifts rows (k, 4)."""
 
     theta: Array
-    margin: Array
-    rival: IntArray
+    margin: float
+    samples: IntArray
+    rivals: IntArray
+    rows: Array
+
+
+class Tally(NamedTuple):
+    """How many margins are positive, and the smallest."""
+
+    agreeing: int
+    margin: float
 
 
 @dataclass(frozen=True)
@@ -37,33 +50,25 @@ class Risk:
 
 
 class Sweeper:
-    """Sweeps a lift and counts the sweeps."""
+    """Sweeps statistics and counts the sweeps."""
 
-    def __init__(self, lift: Lift) -> None:
+    def __init__(self, lift: Statistics) -> None:
         self.lift = lift
         self.sweeps = 0
 
-    def _chunk(self, theta: Array, Q: Array, L: Array, target: IntArray) -> tuple[Array, IntArray, IntArray]:
-        """Margins of a chunk, and where the target's and the strongest rival's entries lie in its flat arrays."""
-        scores = Q * theta[0]
-        scores += L * theta[1]
-        scores += theta[2] * self.lift.B + theta[3] * self.lift.b
-        flat, first = scores.reshape(-1), np.arange(0, scores.size, scores.shape[1])
-        own = first + target
-        best = flat[own]
-        flat[own] = -np.inf
-        rival = first + np.argmax(scores, axis=1)
-        return best - flat[rival], own, rival
-
-    def margins(self, theta: Array) -> Margins:
-        """All margins at theta = (alpha, beta, eta, lambda)."""
+    def worst(self, theta: Array) -> Worst:
+        """The worst row of each target class, and the worst few of all, at theta = (alpha, beta, eta, lambda)."""
         self.sweeps += 1
-        margin = np.empty(self.lift.samples)
-        rival = np.empty(self.lift.samples, dtype=np.int64)
-        for rows, Q, L, target in self.lift.chunks():
-            margin[rows], _, at = self._chunk(theta, Q, L, target)
-            rival[rows] = at % self.lift.classes
-        return Margins(theta, margin, rival)
+        parts = self.lift.map(_worst_of, theta)
+        margin, target, samples, rivals, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
+        chosen = _worst_rows(margin, target)  # blocks come in order, so ties go to the lowest row
+        chosen = chosen[np.argsort(samples[chosen])]
+        return Worst(theta, float(margin.min()), samples[chosen], rivals[chosen], rows[chosen])
+
+    def tally(self, theta: Array) -> Tally:
+        """How many decisions theta keeps, and by how much the worst."""
+        self.sweeps += 1
+        return Tally(*self.lift.total(_joined, _tally_of, theta))
 
     def risk(self, theta: Array) -> Risk:
         """The hinge risk at theta."""
@@ -71,30 +76,83 @@ class Sweeper:
         lift = self.lift
         risk, agreeing, violating, lowest = 0.0, 0, 0, np.inf
         gradient, excess = np.zeros(2), np.zeros(lift.classes, dtype=np.int64)
-        for _, Q, L, target in lift.chunks():
-            margin, own, rival = self._chunk(theta, Q, L, target)
-            agreeing += int(np.count_nonzero(margin > 0))
-            lowest = min(lowest, float(margin.min()))
-            low = margin < 1
-            own, rival = own[low], rival[low]
-            violating += own.size
-            risk += float((1.0 - margin[low]).sum())
-            for k, flat in enumerate((Q.reshape(-1), L.reshape(-1))):
-                gradient[k] += float(flat[rival].sum()) - float(flat[own].sum())
-            excess += np.bincount(rival % lift.classes, minlength=lift.classes)
-            excess -= np.bincount(own % lift.classes, minlength=lift.classes)
+        for part in lift.map(_risk_of, theta):
+            risk += part[0]
+            gradient += part[1]
+            excess += part[2]
+            agreeing, violating, lowest = agreeing + part[3], violating + part[4], min(lowest, part[5])
         gradient = np.append(gradient, [excess @ lift.B, excess @ lift.b])
         return Risk(theta, risk, gradient, agreeing, violating, max(0.0, 1.0 - lowest), lowest)
 
 
-def coordinate_scales(lift: Lift) -> Array:
+def _margins(block: Lift, theta: Array, Q: Array, L: Array, target: IntArray) -> tuple[Array, IntArray, IntArray]:
+    """Margins of a chunk, and where the target's and the strongest rival's entries lie in its flat arrays."""
+    scores = Q * theta[0]
+    scores += L * theta[1]
+    scores += theta[2] * block.B + theta[3] * block.b
+    flat, first = scores.reshape(-1), np.arange(0, scores.size, scores.shape[1])
+    own = first + target
+    best = flat[own]
+    flat[own] = -np.inf
+    rival = first + np.argmax(scores, axis=1)
+    return best - flat[rival], own, rival
+
+
+def _worst_of(block: Lift, theta: Array) -> tuple[Array, IntArray, IntArray, IntArray, Array]:
+    margin = np.empty(block.samples)
+    rival = np.empty(block.samples, dtype=np.int64)
+    for rows, Q, L, target in block.chunks():
+        margin[rows], _, at = _margins(block, theta, Q, L, target)
+        rival[rows] = at % block.classes
+    chosen = _worst_rows(margin, block.target)
+    lifts = block.pair_rows(chosen, rival[chosen])
+    return margin[chosen], block.target[chosen], chosen + block.first, rival[chosen], lifts
+
+
+def _worst_rows(margin: Array, target: IntArray) -> IntArray:
+    """The first of each class and the first few of all by margin, in ascending order."""
+    order = np.argsort(margin, kind="stable")
+    _, first = np.unique(target[order], return_index=True)
+    return np.unique(np.concatenate([order[first], order[:_WORST]]))
+
+
+def _tally_of(block: Lift, theta: Array) -> tuple[int, float]:
+    agreeing, lowest = 0, np.inf
+    for _, Q, L, target in block.chunks():
+        margin, _, _ = _margins(block, theta, Q, L, target)
+        agreeing += int(np.count_nonzero(margin > 0))
+        lowest = min(lowest, float(margin.min()))
+    return agreeing, lowest
+
+
+def _joined(a: tuple[int, float], b: tuple[int, float]) -> tuple[int, float]:
+    return a[0] + b[0], min(a[1], b[1])
+
+
+def _risk_of(block: Lift, theta: Array) -> tuple[float, Array, IntArray, int, int, float]:
+    risk, agreeing, violating, lowest = 0.0, 0, 0, np.inf
+    gradient, excess = np.zeros(2), np.zeros(block.classes, dtype=np.int64)
+    for _, Q, L, target in block.chunks():
+        margin, own, rival = _margins(block, theta, Q, L, target)
+        agreeing += int(np.count_nonzero(margin > 0))
+        lowest = min(lowest, float(margin.min()))
+        low = margin < 1
+        own, rival = own[low], rival[low]
+        violating += own.size
+        risk += float((1.0 - margin[low]).sum())
+        for k, flat in enumerate((Q.reshape(-1), L.reshape(-1))):
+            gradient[k] += float(flat[rival].sum()) - float(flat[own].sum())
+        excess += np.bincount(rival % block.classes, minlength=block.classes)
+        excess -= np.bincount(own % block.classes, minlength=block.classes)
+    return risk, gradient, excess, agreeing, violating, lowest
+
+
+def coordinate_scales(lift: Statistics) -> Array:
     """A typical size of each coordinate of the pairwise lift, 1 where it is constant; shape (4,)."""
     scales = np.zeros(4)
     with np.errstate(over="ignore"):  # squares of statistics beyond 1e154; such a scale is not used
-        for _, Q, L, target in lift.chunks():
-            at = np.arange(target.size)
-            scales[0] += np.square(Q - Q[at, target][:, None]).sum()
-            scales[1] += np.square(L - L[at, target][:, None]).sum()
+        for part in lift.map(_squares_of):
+            scales[:2] += part
     scales[:2] /= lift.samples * (lift.classes - 1)
     scales = np.sqrt(scales)
     for k, offset in ((2, lift.B), (3, lift.b)):
@@ -105,13 +163,27 @@ def coordinate_scales(lift: Lift) -> Array:
     return np.where(usable, scales, 1.0)
 
 
-def largest_row(lift: Lift) -> float:
+def _squares_of(block: Lift) -> Array:
+    sums = np.zeros(2)
+    with np.errstate(over="ignore"):
+        for _, Q, L, target in block.chunks():
+            at = np.arange(target.size)
+            sums[0] += np.square(Q - Q[at, target][:, None]).sum()
+            sums[1] += np.square(L - L[at, target][:, None]).sum()
+    return sums
+
+
+def largest_row(lift: Statistics) -> float:
     """The largest norm of a pairwise lift, M of the quantisation corollary."""
+    return float(np.sqrt(lift.total(max, _largest_of)))
+
+
+def _largest_of(block: Lift) -> float:
     largest = 0.0
-    for _, Q, L, target in lift.chunks():
+    for _, Q, L, target in block.chunks():
         at = np.arange(target.size)
         square = np.square(Q - Q[at, target][:, None]) + np.square(L - L[at, target][:, None])
-        square += np.square(lift.B[None, :] - lift.B[target][:, None])
-        square += np.square(lift.b[None, :] - lift.b[target][:, None])
+        square += np.square(block.B[None, :] - block.B[target][:, None])
+        square += np.square(block.b[None, :] - block.b[target][:, None])
         largest = max(largest, float(square.max()))
-    return float(np.sqrt(largest))
+    return largest

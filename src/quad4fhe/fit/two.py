@@ -7,16 +7,16 @@ zero must stay the threshold (Eq. eta-fixed), by tau where it is free. In which 
 from __future__ import annotations
 
 from quad4fhe._arrays import Array
-from quad4fhe.certificate import Evidence
+from quad4fhe.evidence import Evidence
 from quad4fhe.fit import agreement, reduced
 from quad4fhe.fit.bestline import best_line
 from quad4fhe.fit.diagnostics import LineOptimum
 from quad4fhe.fit.planar import Contact, Separation, separate
-from quad4fhe.fit.run import Run, Solution, shifted
-from quad4fhe.lift import Plane
+from quad4fhe.fit.run import Run, Solution
+from quad4fhe.plane import PlaneBlocks
 
 
-def hard(run: Run, plane: Plane) -> Solution | None:
+def hard(run: Run, plane: PlaneBlocks) -> Solution | None:
     """Theorem 1: the widest separation of the hulls if they are disjoint, else evidence that they meet."""
     with run.stage("hard"):
         found = separate(plane)
@@ -32,7 +32,7 @@ def hard(run: Run, plane: Plane) -> Solution | None:
     return None
 
 
-def rch(run: Run, plane: Plane) -> Solution | None:
+def rch(run: Run, plane: PlaneBlocks) -> Solution | None:
     """The largest cap of the paper's grid whose reduced hulls are disjoint."""
     with run.stage("rch"):
         capped, run.cap_trace = reduced.scan(plane)
@@ -48,7 +48,7 @@ def rch(run: Run, plane: Plane) -> Solution | None:
     return solution
 
 
-def soft(run: Run, plane: Plane) -> Solution | None:
+def soft(run: Run, plane: PlaneBlocks) -> Solution | None:
     """The soft-margin direction, then the line that keeps the most decisions if a polish is wanted."""
     with run.stage("soft"):
         softened = reduced.soft(plane)
@@ -70,7 +70,7 @@ def soft(run: Run, plane: Plane) -> Solution | None:
     return better
 
 
-def _solution(run: Run, plane: Plane, regime: str, theta: Array, low: float, high: float) -> Solution:
+def _solution(run: Run, plane: PlaneBlocks, regime: str, theta: Array, low: float, high: float) -> Solution:
     alpha, beta = float(theta[0]), float(theta[1])
     middle, margin = (low + high) / 2, low - high
     if run.threshold == "zero":
@@ -80,7 +80,7 @@ def _solution(run: Run, plane: Plane, regime: str, theta: Array, low: float, hig
     return Solution(regime, alpha, beta, eta, tau, margin=margin, normalised_margin=margin)
 
 
-def _report_optimum(run: Run, plane: Plane, solution: Solution) -> None:
+def _report_optimum(run: Run, plane: PlaneBlocks, solution: Solution) -> None:
     """Say how far a reduced-hull fit is from the best any line can do, without changing it."""
     with run.stage("optimum"):
         _line_solution(run, plane, solution)
@@ -92,10 +92,10 @@ def _report_optimum(run: Run, plane: Plane, solution: Solution) -> None:
         )
 
 
-def _line_solution(run: Run, plane: Plane, start: Solution) -> Solution | None:
+def _line_solution(run: Run, plane: PlaneBlocks, start: Solution) -> Solution | None:
     """Look for a line with fewer mistakes than `start`; records the optimum, returns the line if it is better."""
     mistakes = run.lost(start)
-    searched = agreement.polish(shifted(run.lift, start.tau), [start.three], run.seed, run.say)
+    searched = agreement.polish(run.lift.shifted(start.tau), [start.three], run.seed, run.say)
     known = min(mistakes, run.lift.samples - searched.agreeing)
     best = best_line(plane, known)
     if best is not None and best.mistakes.size <= known:
@@ -109,6 +109,6 @@ def _line_solution(run: Run, plane: Plane, start: Solution) -> Solution | None:
         return None
     alpha, beta, eta = (float(value) for value in searched.coefficients)
     found = Solution("", alpha, beta, eta, start.tau)
-    found.margin = float(run.margins(found).min())
+    found.margin = run.tally(found).margin
     found.normalised_margin = found.margin / float((alpha * alpha + beta * beta) ** 0.5)
     return found

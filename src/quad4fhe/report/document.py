@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from numpy.typing import ArrayLike
 
-from quad4fhe._files import check_writable, write_atomically
+from quad4fhe._files import check_place, write_atomically
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError
 from quad4fhe.fit import Fit
@@ -120,5 +120,4 @@ def check_page_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"a report is saved as .html, not {path.name!r}; choose a name such as report.html")
-    check_writable(path)
-    return path
+    return check_place(path)

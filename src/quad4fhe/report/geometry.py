@@ -14,8 +14,8 @@ import numpy as np
 from quad4fhe._arrays import Array, BoolArray
 from quad4fhe.fit import Fit
 from quad4fhe.fit.planar import Separation, hull, separate
-from quad4fhe.fit.reduced import ReducedHull, closest
-from quad4fhe.lift import Plane
+from quad4fhe.fit.reduced import ReducedHulls, closest
+from quad4fhe.plane import Plane
 
 _DIRECTIONS = 720  # in which the outline of a reduced hull is sampled
 
@@ -52,10 +52,7 @@ def plane_view(fit: Fit, plane: Plane) -> PlaneView:
             pair = _closest_pair(plane)
         elif (mu := _cap(fit, plane)) is not None and (found := closest(plane, mu)) is not None:
             pair = np.stack([found.u, found.v])
-            reduced = (
-                _outline(plane.points[plane.positive], mu),
-                _outline(plane.points[~plane.positive], mu),
-            )
+            reduced = _outlines(plane, mu)
     return PlaneView(plane.points, plane.positive, (plus, minus), reduced, pair, line)
 
 
@@ -88,10 +85,11 @@ def _nearest(ends: Array, point: Array) -> Array:
     return out
 
 
-def _outline(points: Array, mu: float) -> Array:
-    reduced = ReducedHull(points, mu)
-    scale = np.maximum(np.ptp(points, axis=0), 1e-300)  # so that directions are even on the paper
+def _outlines(plane: Plane, mu: float) -> tuple[Array, Array]:
+    """The reduced hulls of both classes, from their supports in directions all around."""
+    hulls = ReducedHulls(plane, mu)
+    scale = np.maximum(plane.moments.reach, 1e-300)  # so that directions are even on the paper
     angles = np.linspace(0, 2 * np.pi, _DIRECTIONS, endpoint=False)
-    corners = np.array([reduced.support(float(np.cos(a)) / scale[0], float(np.sin(a)) / scale[1]) for a in angles])
-    corners = np.unique(corners, axis=0)
-    return corners[hull(corners, np.arange(len(corners)))]
+    ends = [hulls.support(float(np.cos(a)) / scale[0], float(np.sin(a)) / scale[1]) for a in angles]
+    plus, minus = (np.unique(np.array(corners), axis=0) + hulls.centre for corners in zip(*ends, strict=True))
+    return plus[hull(plus, np.arange(len(plus)))], minus[hull(minus, np.arange(len(minus)))]

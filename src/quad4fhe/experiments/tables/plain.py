@@ -13,6 +13,7 @@ from quad4fhe.experiments.records import Fitted, Record
 from quad4fhe.experiments.schedule import ALL_SETS, BINARY_SETS, FROZEN_SETS, MLP_SETS
 from quad4fhe.experiments.tables.shape import (
     NONE,
+    NOT_RUN,
     Cell,
     Runs,
     baseline_named,
@@ -36,6 +37,7 @@ def accuracies(runs: Runs, names: Sequence[str]) -> str:
     """As in the paper: top-1 accuracy of every replacement, agreement and macro-F1, and our columns."""
     head = ["set", "", "ReLU", "Square", "Remez-7", "OLA", "Precise", "Quad", "Agr.", "MF1"]
     ours = ["Agr. polished", "Agr. unitwise", "Agr. head", "Agr. auto", "acc. auto"]
+    ours += ["auto encrypted: Agr.", "acc.", "N, log Q", "server µs"]
     rows = []
     for name in names:
         record = runs.get("plain", name)
@@ -50,9 +52,23 @@ def accuracies(runs: Runs, names: Sequence[str]) -> str:
         agreed = [percent(each.measured.agreement_test) if each else NONE for each in (polished, *others)]
         if auto is not None:
             agreed[-1] += f" ({auto.family})"
-        extra = [*agreed, percent(auto.measured.accuracy) if auto else NONE]
+        extra = [*agreed, percent(auto.measured.accuracy) if auto else NONE, *_encrypted(families, auto)]
         rows += [[*lines[0], *([""] * len(ours))], [*lines[1], *extra], [*lines[2], *([""] * len(ours))]]
     return table([*head, *ours], rows)
+
+
+def _encrypted(record: Record | None, auto: Fitted | None) -> list[str]:
+    """The folded circuit of auto's choice, layout batch, precision strict, on the whole test set."""
+    if record is None or auto is None:
+        return [NONE] * 4
+    # A shared choice is the polished fit, or the paper's where both are the same model.
+    wanted = ("polished", "paper") if auto.family == "shared" else (auto.family,)
+    rows = {each.fit: each for each in record.encrypted if (each.layout, each.precision) == ("batch", "strict")}
+    found = next((rows[name] for name in wanted if name in rows), None)
+    if found is None:
+        return [NONE] * 4
+    took = f"{1e6 * found.server_seconds / found.samples:.3g}"
+    return [percent(found.agreement), percent(found.accuracy), f"{found.ring}, {found.bits}", took]
 
 
 def _accuracy_cells(record: Record) -> list[Cell]:
@@ -92,16 +108,13 @@ def feasibility(runs: Runs) -> str:
         same = "same" if own.regime == theirs.regime else "differs"
         rows.append(["", "difference", same, *moved, "", points(own.measured.agreement_test, theirs.agreement_test)])
         if polished.regime != own.regime:
-            rows.append(
-                [
-                    "",
-                    "polished",
-                    polished.regime,
-                    *_coefficients(polished),
-                    "",
-                    percent(polished.measured.agreement_test),
-                ]
-            )
+            kept = percent(polished.measured.agreement_test)
+            rows.append(["", "ours, polished", polished.regime, *_coefficients(polished), "", kept])
+        for family in ("unitwise", "head"):
+            other = fit_named(runs.get("families", name, record.task.width), family)
+            if other is not None:
+                kept = percent(other.measured.agreement_test)
+                rows.append(["", f"ours, {family}", other.regime, "", "", "", "", "", kept])
     return table(head, rows)
 
 
@@ -183,7 +196,18 @@ def diagnostics(runs: Runs) -> str:
                 "",
             ],
         ]
+        others = [fit_named(record, "polished")]
+        others += [fit_named(runs.get("families", name, record.task.width), each) for each in ("unitwise", "head")]
+        rows += [_other(each) for each in others if each is not None and each.regime != own.regime]
     return table(head, rows)
+
+
+def _other(fit: Fitted) -> list[str]:
+    """A line of the diagnostics for a fit the paper does not have."""
+    m = fit.measured
+    exact = "yes" if fit.lossless else "no"
+    kept = [percent(m.agreement_cal), percent(m.agreement_test), whole(m.mismatches_cal), whole(m.mismatches_test)]
+    return ["", f"ours, {fit.name}", fit.regime, "", "", exact, *kept, number(fit.normalised_margin, 2), "", "", ""]
 
 
 def _sum(value: float | None) -> str:
@@ -204,20 +228,24 @@ def widths(runs: Runs) -> str:
     head = ["set", "", *(f"{what}, {width}" for width in WIDTHS for what in ("regime", "Agr.", "Quad acc."))]
     rows = []
     for name in ALL_SETS:
-        lines: list[list[str]] = [[title(name), "paper"], ["", "ours"], ["", "difference"]]
+        lines: list[list[str]] = [[title(name), "paper"], ["", "ours"], ["", "difference"], ["", "ours, polished"]]
         for width in WIDTHS:
             theirs = fulltrain(recipe(name).paper, width)
-            own = fit_named(runs.get("plain", name, width), "paper")
+            record = runs.get("plain", name, width)
+            own, polished = fit_named(record, "paper"), fit_named(record, "polished")
             assert theirs is not None
             lines[0] += [theirs.regime, percent(theirs.agreement_test), percent(theirs.accuracy)]
-            if own is None:
-                lines[1] += ["not run yet", NONE, NONE]
+            if own is None or polished is None:
+                lines[1] += [NOT_RUN, NONE, NONE]
                 lines[2] += ["", NONE, NONE]
+                lines[3] += ["", NONE, NONE]
                 continue
             m = own.measured
             lines[1] += [own.regime, percent(m.agreement_test), percent(m.accuracy)]
             lines[2] += [_same(own.regime, theirs.regime), points(m.agreement_test, theirs.agreement_test)]
             lines[2] += [points(m.accuracy, theirs.accuracy)]
+            p = polished.measured
+            lines[3] += [polished.regime, percent(p.agreement_test), percent(p.accuracy)]
         rows += lines
     return table(head, rows)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quad4fhe.experiments.published import smallpool
-from quad4fhe.experiments.recipes import POOLS, recipe
+from quad4fhe.experiments.recipes import POOLS, SEED, recipe
 from quad4fhe.experiments.records import Fitted, PoolResult, Record
-from quad4fhe.experiments.schedule import ALL_SETS
+from quad4fhe.experiments.schedule import ALL_SETS, BINARY_SETS, SEEDS
 from quad4fhe.experiments.tables.shape import NONE, Runs, missing, percent, points, table, title
 
 
@@ -44,6 +44,24 @@ def agreement(runs: Runs) -> str:
         for fit in ("paper", "polished", "auto"):
             label = "ours, the paper's fit" if fit == "paper" else f"ours, {fit}"
             rows.append(["", label, *(_cell(pool, fit) for pool in record.pools)])
+    return table(head, rows)
+
+
+def regimes(runs: Runs) -> str:
+    """Regime of the paper's fit on the pools of the binary sets, for each seed: it depends on the rows drawn."""
+    head = ["set", "seed", *(f"{100 * share:g}%" for share in POOLS)]
+    rows = []
+    for name in BINARY_SETS:
+        theirs = [smallpool(recipe(name).paper, share) for share in POOLS]
+        cells = [f"{each.regime} [{each.n_cal}]" if each else NONE for each in theirs]
+        rows.append([title(name), "paper, 2026", *cells])
+        for seed in (SEED, *SEEDS):
+            record = runs.get("pool", name, runs.width(name), seed)
+            if record is None:
+                continue
+            found = [(pool, _own(pool, "paper")) for pool in record.pools]
+            shown = [NONE if own is None else f"{own.regime} [{pool.rows}]" for pool, own in found]
+            rows.append(["", f"ours, {seed}", *shown])
     return table(head, rows)
 
 

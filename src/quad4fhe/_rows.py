@@ -1,0 +1,157 @@
+"""Samples that are read a part at a time: arrays, .npy files on disk, several files one after the other.
+
+Decides how rows start to stop are had, never all at once. What the rows are for, and whether their numbers are finite,
+is left to whoever reads them; tables are left to `data`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from quad4fhe._arrays import samples
+from quad4fhe._files import opened, parsing
+from quad4fhe.errors import InputError
+
+
+class Rows:
+    """A sample matrix of `shape` (n, d) that is read by parts.
+
+    A source of your own gives `shape` and `read`; on an engine its workers get copies of it, so it is pickled.
+    """
+
+    shape: tuple[int, int]
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """The rows start to stop, shape (stop - start, d), of any real dtype."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how its rows are read; give it read(start, stop)"
+        )
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(self.shape[0])
+        return self.read(start, stop)
+
+    def row(self, i: int) -> NDArray[np.float64]:
+        """Row i (d,) as float64."""
+        return np.asarray(self.read(i, i + 1)[0], dtype=np.float64)
+
+
+class ArrayRows(Rows):
+    """Rows of an array in memory."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        self.shape = (int(array.shape[0]), int(array.shape[1]))
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """A view of these rows."""
+        return self.array[start:stop]
+
+
+class FileRows(Rows):
+    """Rows of numbers that lie one after the other in a file, as in a .npy file.
+
+    They are read, not mapped: mapped pages would count as this process's memory for as long as the system likes.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, int], offset: int) -> None:
+        self.path, self.dtype, self.shape, self.offset = path, dtype, shape, offset
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """These rows, fresh from the file."""
+        d = self.shape[1]
+        wanted = (stop - start) * d
+        try:
+            flat = np.fromfile(
+                self.path, dtype=self.dtype, count=wanted, offset=self.offset + start * d * self.dtype.itemsize
+            )
+        except OSError as error:
+            raise InputError(
+                f"{self.path}: cannot be read ({error.strerror or error}); it must be readable for every worker"
+            ) from None
+        if flat.size != wanted:
+            raise InputError(f"{self.path}: ends before row {stop}; it was changed while it was read")
+        return flat.reshape(stop - start, d)
+
+
+class ColumnFileRows(FileRows):
+    """Rows of a .npy file written column by column (Fortran order): mapped for each read, and let go after it."""
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """These rows, fresh from the file."""
+        mapped = np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=self.shape, order="F")
+        return np.array(mapped[start:stop])
+
+
+class StackedRows(Rows):
+    """Several sources of the same width, one after the other."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self.parts = list(parts)
+        self._starts = [0]
+        for part in parts:
+            self._starts.append(self._starts[-1] + part.shape[0])
+        self.shape = (self._starts[-1], parts[0].shape[1])
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """These rows, from as many parts as they are in."""
+        pieces = []
+        at = bisect.bisect_right(self._starts, start) - 1
+        while start < stop:
+            first, last = self._starts[at], min(stop, self._starts[at + 1])
+            if last > start:
+                pieces.append(self.parts[at].read(start - first, last - first))
+                start = last
+            at += 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty((0, self.shape[1]))])
+
+
+def npy_rows(path: str | Path) -> FileRows:
+    """The rows of a .npy file, left on disk."""
+    with opened(path) as file:
+        with parsing("the .npy array", "write it with numpy.save; object arrays are refused"):
+            mapped = np.load(file, mmap_mode="r", allow_pickle=False)
+        if not isinstance(mapped, np.memmap):
+            if not isinstance(mapped, np.ndarray):
+                mapped.close()
+            raise InputError("holds an archive, wanted a single array; name it .npz")
+        return _mapped_rows(mapped, file.resolve())
+
+
+def _mapped_rows(mapped: np.memmap[Any, Any], path: Path) -> FileRows:
+    if mapped.dtype.kind not in "biuf":
+        raise InputError(f"X has dtype {mapped.dtype}, wanted real numbers; convert it with .astype(float)")
+    if mapped.ndim != 2 or 0 in mapped.shape:
+        raise InputError(f"X has shape {mapped.shape}, wanted (samples, features) with at least one of each")
+    kind = FileRows if mapped.flags.c_contiguous else ColumnFileRows
+    return kind(path, mapped.dtype, (int(mapped.shape[0]), int(mapped.shape[1])), int(mapped.offset))
+
+
+def as_rows(name: str, value: ArrayLike | Rows, columns: int) -> Rows:
+    """Check a sample matrix (n, columns) as `samples` does, without reading it, and give it as Rows."""
+    if isinstance(value, Rows):
+        shape = getattr(value, "shape", None)
+        if not (isinstance(shape, tuple) and len(shape) == 2 and all(isinstance(k, int) and k >= 0 for k in shape)):
+            raise InputError(f"{name} has shape {shape!r}, wanted two whole numbers: (samples, {columns})")
+        if shape[1] != columns:
+            raise InputError(f"{name} has {shape[1]} columns, but the model takes {columns} features")
+        return value
+    array = samples(name, value, columns)
+    if (mapped := _whole_map(array)) is not None:
+        return _mapped_rows(mapped, Path(str(mapped.filename)))
+    return ArrayRows(array)
+
+
+def _whole_map(array: object) -> np.memmap[Any, Any] | None:
+    """The array if it maps a file; not a view of such a map, which remembers the offset of the whole."""
+    if not isinstance(array, np.memmap):
+        return None
+    base: object = array.base
+    return array if isinstance(base, mmap.mmap) and array.filename and array.size else None

@@ -1,0 +1,325 @@
+"""Calibration by shards: the same fit to the last bit wherever it is made, within the memory that was stated."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import footprint
+from quad4fhe import MLP, CertificateError, Fit, InputError, Rows, fit, verify
+from quad4fhe.cli import main
+from quad4fhe.engines import engine
+from quad4fhe.fit import cascade, learned
+
+SIZE = 200  # rows of a shard here, so that small data has many
+ROWS = 900
+
+
+def problem(classes: int, n: int = ROWS, d: int = 4, clear: float = 0.0) -> tuple[MLP, NDArray[np.float32]]:
+    """A random classifier, centred so that every class wins somewhere, and samples; `clear` is the least |score|."""
+    rng = np.random.default_rng(3)
+    m = 8
+    W1, b1, W2 = rng.normal(size=(m, d)), rng.normal(size=m), rng.normal(size=(1 if classes == 2 else classes, m))
+    X = rng.normal(size=(4 * n, d)).astype(np.float32)
+    mlp = MLP(W1, b1, W2, -np.median(np.maximum(X @ W1.T + b1, 0) @ W2.T, axis=0))
+    return mlp, X[np.abs(mlp.logits(X)).max(axis=1) >= clear][:n]
+
+
+def lossless(n: int = ROWS) -> tuple[MLP, NDArray[np.float32]]:
+    """Units that are never negative: a line replaces their ReLU exactly."""
+    rng = np.random.default_rng(5)
+    X = rng.uniform(0.5, 1.5, size=(n, 4)).astype(np.float32)
+    W1, W2 = rng.uniform(size=(8, 4)), rng.normal(size=(3, 8))
+    return MLP(W1, np.zeros(8), W2, -np.median(X @ W1.T @ W2.T, axis=0)), X
+
+
+PROBLEMS: dict[str, tuple[Callable[[], tuple[MLP, NDArray[np.float32]]], dict[str, Any], str]] = {
+    "plane": (lambda: problem(2, clear=1.0), {"regime": "soft"}, "soft"),
+    "reduced": (lambda: problem(2, clear=1.0), {}, "rch"),
+    "free threshold": (lambda: problem(2, clear=1.0), {"threshold": "free", "regime": "soft"}, "soft"),
+    "pairs": (lambda: problem(4), {}, "soft"),
+    "lossless": (lossless, {}, "hard"),
+}
+
+
+def everything(found: Fit) -> tuple[Any, ...]:
+    """All that a fit says, but for the seconds it took."""
+    document = found.to_dict()
+    del document["diagnostics"]["seconds"]
+    arrays = (found.S, found.T, found.c, found.box, found.margins)
+    return (document, *(array.tobytes() for array in arrays))
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cascade, "shard_rows", lambda classes: SIZE)
+
+
+@pytest.fixture(params=["local", "ray"])
+def engine_name(request: pytest.FixtureRequest) -> str:
+    if request.param == "ray":
+        request.getfixturevalue("ray_session")
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def expected(small_shards: None) -> dict[str, Fit]:
+    """Every problem's fit in this process."""
+    found = {}
+    for name, (make, options, regime) in PROBLEMS.items():
+        mlp, X = make()
+        found[name] = fit(mlp, X, **options)
+        assert found[name].regime.startswith(regime)
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_every_regime_is_the_same_to_the_last_bit_on_any_engine_with_any_number_of_workers(
+    expected: dict[str, Fit], engine_name: str, workers: int
+) -> None:
+    for name in PROBLEMS if engine_name == "local" and workers == 2 else ("reduced", "pairs"):
+        make, options, _ = PROBLEMS[name]
+        mlp, X = make()
+        assert everything(fit(mlp, X, **options, engine=engine_name, workers=workers)) == everything(expected[name])
+
+
+def test_shards_of_the_real_size_give_the_same_fit_and_statistics_may_go_to_a_scratch_file() -> None:
+    mlp, X = problem(3, n=70_000)
+    expected = fit(mlp, X, polish=False)
+    assert everything(fit(mlp, X, polish=False, workers=2)) == everything(expected)
+    assert everything(fit(mlp, X, polish=False, memory="40MB")) == everything(expected)
+
+
+class Cubes(Rows):
+    """Rows that are made when they are read."""
+
+    def __init__(self, n: int) -> None:
+        self.shape = (n, 4)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float64]:
+        index = np.arange(4 * start, 4 * stop, dtype=np.float64).reshape(-1, 4)
+        return np.modf(np.sin(index) * 1e4)[0]
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_rows_are_the_same_rows_wherever_they_come_from(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'quad4fhe[parquet]'")
+    import pyarrow.parquet as pq
+
+    mlp, X = problem(3)
+    np.save(tmp_path / "whole.npy", X)
+    np.save(tmp_path / "columns.npy", np.asfortranarray(X))
+    np.save(tmp_path / "first.npy", X[:300])
+    np.save(tmp_path / "other.npy", X[300:].astype(np.float64))
+    np.savez(tmp_path / "whole.npz", X=X)
+    table = pa.table({f"f{k}": X[:, k] for k in range(4)} | {"y": np.zeros(ROWS)})
+    pq.write_table(table, tmp_path / "table.parquet", row_group_size=330)
+    expected = everything(fit(mlp, X))
+    given: list[Any] = [
+        np.load(tmp_path / "whole.npy", mmap_mode="r"),
+        np.load(tmp_path / "whole.npy", mmap_mode="r")[:],
+        *(tmp_path / name for name in ("whole.npy", "columns.npy", "whole.npz")),
+        str(tmp_path / "table.parquet"),
+        [tmp_path / "first.npy", str(tmp_path / "other.npy")],
+    ]
+    for each in given:
+        assert everything(fit(mlp, each)) == expected
+    with_workers = {"workers": 3, "memory": "120MB"}
+    for each in given[-2:]:
+        assert everything(fit(mlp, each, **with_workers)) == expected
+        verify(fit(mlp, each), mlp, each, workers=2)
+    made = Cubes(ROWS)
+    assert everything(fit(mlp, made, workers=2)) == everything(fit(mlp, made.read(0, ROWS)))
+
+
+def test_a_fit_on_a_file_four_times_the_budget_stays_inside_it(tmp_path: Path) -> None:
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("the peak of a process is read from Linux's /proc")
+    budget, n, d = 64_000_000, 125_000, 512
+    rng = np.random.default_rng(0)
+    W1, b1, W2 = rng.normal(size=(16, d)) / 16, rng.normal(size=16), rng.normal(size=(3, 16))
+    few = rng.normal(size=(300, d))
+    b2 = -np.median(np.maximum(few @ W1.T + b1, 0) @ W2.T, axis=0)
+    np.savez(tmp_path / "mlp.npz", W1=W1, b1=b1, W2=W2, b2=b2, few=few)
+    part = rng.normal(size=(5_000, d)).astype(np.float32)
+    with (tmp_path / "x.npy").open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (n, d)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for k in range(n // 5_000):
+            np.roll(part, k, axis=1).tofile(file)
+    assert (tmp_path / "x.npy").stat().st_size >= 4 * budget
+    for options, processes in (({}, 1), ({"engine": "local", "workers": 2}, 3)):
+        asked = {
+            "fit": {"memory": budget, **options},
+            "path": str(tmp_path / "x.npy"),
+            "mlp": str(tmp_path / "mlp.npz"),
+        }
+        done = subprocess.run(
+            [sys.executable, footprint.__file__, json.dumps(asked)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"},
+            capture_output=True,
+            check=True,
+        )
+        told = json.loads(done.stdout)
+        assert told["samples"] == n
+        assert told["processes"] == processes
+        assert told["above"] <= budget
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_worker_killed_in_the_middle_costs_time_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp, X = problem(4)
+    expected = everything(fit(mlp, X))
+    killed = []
+
+    def kill_one(what: str, done: int, total: int) -> None:
+        if what == "polish" and not killed:
+            workers = footprint._children()
+            os.kill(int(workers[0]), signal.SIGKILL)
+            killed.append(workers[0])
+
+    assert everything(fit(mlp, X, workers=2, progress=kill_one)) == expected
+    assert killed
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_nothing_is_left_behind_when_a_fit_ends_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mlp, X = problem(3)
+    fit(mlp, X, workers=2)
+    X[634, 2] = np.nan
+    with pytest.raises(InputError, match=r"X_cal has 1 NaN .* the first at \[634, 2\]"):
+        fit(mlp, X, workers=2)
+    assert not list(tmp_path.iterdir())
+    assert not footprint._children()
+
+
+def test_bad_rows_are_named_by_their_place_in_the_whole_set_whoever_finds_them(small_shards: None) -> None:
+    mlp, X = problem(3)
+    X[850, 0] = X[350, 1] = 3e38
+    big = MLP(mlp.W1 * 1e300, mlp.b1, mlp.W2, mlp.b2)
+    for options in ({}, {"workers": 3}):
+        with pytest.raises(InputError, match="X_cal row"):
+            fit(big, X, **options)
+    messages = set()
+    for options in ({}, {"workers": 2}, {"workers": 3}):
+        with pytest.raises(InputError) as caught:
+            fit(big, X, **options)
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+
+
+def test_one_class_over_all_shards_is_refused_and_one_in_some_is_not(small_shards: None) -> None:
+    mlp, X = problem(3)
+    ordered = X[np.argsort(mlp.decide(X), kind="stable")]  # most shards have one class
+    assert everything(fit(mlp, ordered, workers=2)) == everything(fit(mlp, ordered))
+    with pytest.raises(InputError, match="decides class 1 for all 40 rows"):
+        fit(mlp, X[mlp.decide(X) == 1][:40], workers=2)
+
+
+def test_other_families_learn_from_a_sample_of_many_rows_and_are_measured_on_all(
+    small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlp, X = problem(3, n=1_200)
+    whole = fit(mlp, X, family="unitwise")
+    assert everything(fit(mlp, X, family="unitwise", workers=2)) == everything(whole)
+    monkeypatch.setattr(learned, "MOST", 600)
+    some = fit(mlp, X, family="unitwise", workers=2)
+    assert some.margins.size == 1_200
+    assert any("600 of 1200 rows" in note for note in some.diagnostics.notes)
+    verify(some, mlp, X)
+    assert everything(fit(mlp, X, family="unitwise", memory="100MB")) == everything(some)
+    with pytest.raises(InputError, match=r"families other than shared keep .* use family='shared'"):
+        fit(*problem(3, n=1_200, d=2_000), family="head", memory="60MB", regime="auto")
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_verification_by_shards_finds_what_was_changed() -> None:
+    mlp, X = problem(3)
+    found = fit(mlp, X, workers=2)
+    verified = verify(found, mlp, X, engine=engine("local", 2))
+    assert verified == verify(found, mlp, X)
+    X[700, 1] += 1
+    with pytest.raises(CertificateError, match="the calibration data"):
+        verify(found, mlp, X, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": "lots"}, "memory is 'lots', wanted a number of bytes"),
+        ({"memory": -5}, "memory is -5"),
+        ({"memory": "1MB"}, r"memory is 1 MB, but 900 rows, 3 classes and 1 worker take at least \d+ MB; allow that"),
+        ({"memory": "60MB", "workers": 4}, r"4 workers take at least .* or use fewer workers"),
+        ({"engine": "cluster"}, "the engine is 'cluster', wanted 'local' or 'ray'"),
+        ({"workers": 0}, "workers is 0"),
+    ],
+)
+def test_what_can_not_be_done_is_said_in_one_line(options: dict[str, Any], message: str) -> None:
+    mlp, X = problem(3)
+    with pytest.raises(InputError, match=message) as caught:
+        fit(mlp, X, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_can_not_be_used_are_named(tmp_path: Path) -> None:
+    mlp, X = problem(3)
+    np.save(tmp_path / "narrow.npy", X[:, :3])
+    np.save(tmp_path / "words.npy", np.array([["a", "b"]]))
+    np.savez(tmp_path / "large.npz", X=np.zeros((30_000, 4)))
+    np.save(tmp_path / "short.npy", X)
+    with pytest.raises(InputError, match=r"narrow.npy has 3 columns, but the model takes 4"):
+        fit(mlp, [tmp_path / "short.npy", tmp_path / "narrow.npy"])
+    with pytest.raises(InputError, match=r"words.npy: X has dtype <U1"):
+        fit(mlp, tmp_path / "words.npy")
+    with pytest.raises(InputError, match=r"large.npz: 0.96 MB that can't be read by parts, of 1.5 MB of memory; save"):
+        fit(mlp, tmp_path / "large.npz", memory="1.5MB")
+    with pytest.raises(InputError, match=r"no such file"):
+        fit(mlp, tmp_path / "none.parquet")
+    whole = (tmp_path / "short.npy").read_bytes()
+    mapped = np.load(tmp_path / "short.npy", mmap_mode="r")
+    (tmp_path / "short.npy").write_bytes(whole[:-400])
+    with pytest.raises(InputError, match=r"short.npy: ends before row 900"):
+        fit(mlp, mapped)
+
+
+class NoRead(Rows):
+    shape = (40, 4)
+
+
+def test_a_source_that_workers_can_not_have_is_refused() -> None:
+    mlp, X = problem(3)
+    source = Cubes(100)
+    source.read = lambda start, stop: X[start:stop]  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="can't be pickled"):
+        fit(mlp, source, workers=2)
+    with pytest.raises(NotImplementedError, match="give it read"):
+        fit(mlp, NoRead())
+
+
+def test_the_command_line_fits_and_verifies_with_workers_and_a_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mlp, X = problem(3)
+    np.savez(tmp_path / "model.npz", W1=mlp.W1, b1=mlp.b1, W2=mlp.W2, b2=mlp.b2)
+    np.save(tmp_path / "calib.npy", X)
+    model, calib, out = (str(tmp_path / name) for name in ("model.npz", "calib.npy", "fit.safetensors"))
+    spread = ["--engine", "local", "--workers", "2"]
+    assert main(["fit", model, calib, "-o", out, *spread, "--memory", "120MB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["diagnostics"]["samples"] == ROWS
+    assert everything(Fit.load(out)) == everything(fit(mlp, X))
+    assert main(["verify", out, calib, *spread, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == ROWS
+    assert main(["fit", model, calib, "-o", out, "--memory", "2MB"]) == 2
+    assert "take at least" in capsys.readouterr().err
