@@ -51,6 +51,14 @@ class Store:
             self._places[key] = self._write(arrays)
         return arrays
 
+    def close(self) -> None:
+        """Forget everything."""
+        self._memory.clear()
+        self._places.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def _write(self, arrays: Arrays) -> _Place:
         try:
             if self._file is None:

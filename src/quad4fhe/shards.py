@@ -124,7 +124,7 @@ class _Alone:
         return [self._desk(task) for task in tasks]
 
     def close(self) -> None:
-        """Nothing was started."""
+        self._desk.store.close()
 
 
 class Shards:

@@ -44,9 +44,9 @@ def lossless(n: int = ROWS) -> tuple[MLP, NDArray[np.float32]]:
 
 
 PROBLEMS: dict[str, tuple[Callable[[], tuple[MLP, NDArray[np.float32]]], dict[str, Any], str]] = {
-    "plane": (lambda: problem(2, clear=1.0), {"regime": "soft"}, "soft"),
-    "reduced": (lambda: problem(2, clear=1.0), {}, "rch"),
-    "free threshold": (lambda: problem(2, clear=1.0), {"threshold": "free", "regime": "soft"}, "soft"),
+    "plane": (lambda: problem(2, clear=0.5), {"regime": "soft"}, "soft"),
+    "reduced": (lambda: problem(2, clear=0.5), {}, "rch"),
+    "free threshold": (lambda: problem(2, clear=0.5), {"threshold": "free", "regime": "soft"}, "soft"),
     "pairs": (lambda: problem(4), {}, "soft"),
     "lossless": (lossless, {}, "hard"),
 }
