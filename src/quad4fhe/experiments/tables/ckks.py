@@ -38,17 +38,21 @@ def folded(runs: Runs) -> str:
     return table(head, rows)
 
 
-def _chosen(record: Record) -> list[Encrypted]:
-    """The paper's fit, and the best of ours, which is auto's family."""
+def _best(record: Record) -> str:
+    """The fit that auto chose: a family of its own name, or the shared one, polished where that is another model."""
     auto = fit_named(record, "auto")
-    family = "paper" if auto is None or auto.family == "shared" else auto.family
-    best = "polished" if family == "paper" and any(e.fit == "polished" for e in record.encrypted) else family
-    return [each for each in record.encrypted if each.fit in ("paper", best)]
+    if auto is not None and auto.family != "shared":
+        return auto.family
+    return "polished" if any(each.fit == "polished" for each in record.encrypted) else "paper"
+
+
+def _chosen(record: Record) -> list[Encrypted]:
+    """The paper's fit and auto's choice."""
+    return [each for each in record.encrypted if each.fit in ("paper", _best(record))]
 
 
 def _label(record: Record, fit: str) -> str:
-    auto = fit_named(record, "auto")
-    return f"{fit} (auto)" if auto is not None and auto.family == fit else fit
+    return f"{fit} (auto)" if fit == _best(record) else fit
 
 
 def _plan(each: Encrypted) -> list[str]:
@@ -62,14 +66,18 @@ def _plan(each: Encrypted) -> list[str]:
         _bytes(each.upload_bytes / n),
         _bytes(each.download_bytes / n),
         _bytes(each.key_bytes) if each.key_bytes else "none",
-        f"{server:.3g}",
-        f"{client:.3g}",
+        _short(server),
+        _short(client),
         whole(each.tried),
         whole(each.changed),
         whole(each.clipped),
         percent(each.agreement),
         percent(each.accuracy),
     ]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _bytes(count: float) -> str:

@@ -1,0 +1,80 @@
+"""The tables: published figures as printed in the paper, differences with their sign, and gaps named as gaps."""
+
+from __future__ import annotations
+
+import pytest
+
+from quad4fhe.experiments.published import CIRCUITS, fulltrain, smallpool
+from quad4fhe.experiments.recipes import RECIPES
+from quad4fhe.experiments.results import results
+from quad4fhe.experiments.tables.shape import mean_and_spread, percent, points, signed, table, three_lines, title
+
+# As printed: ReLU, Square, Remez-7, OLA, Precise, Quad accuracy, agreement, macro-F1.
+PRINTED = {
+    "AG_News": (89.83, 73.30, 89.73, 89.80, 89.82, 89.95, 98.64, 89.94),
+    "CIFAR10": (52.14, 35.84, 49.68, 52.25, 52.13, 52.64, 87.41, 52.31),
+    "CIFAR100": (20.53, 12.03, 18.95, 20.52, 20.53, 20.71, 82.29, 19.53),
+    "Otto": (79.71, 38.53, 71.87, 77.74, 79.72, 76.05, 87.05, 69.36),
+    "Shuttle": (99.69, 82.56, 84.21, 88.55, 99.33, 97.04, 97.30, 49.32),
+    "SST5": (36.43, 29.19, 36.33, 36.43, 36.43, 36.43, 92.31, 31.41),
+}
+
+
+@pytest.mark.parametrize("paper", PRINTED)
+def test_the_published_figures_are_those_printed_in_the_paper(paper: str) -> None:
+    methods = ("ReLU", "Square", "Remez-7", "OLA", "Precise-11", "Quad")
+    rows = [fulltrain(paper, 256, method) for method in methods]
+    assert all(row is not None for row in rows)
+    found = [row.accuracy for row in rows if row is not None]
+    quad = rows[-1]
+    assert quad is not None
+    shown = [round(100 * (value or 0), 2) for value in (*found, quad.agreement_test, quad.macro_f1)]
+    assert shown == pytest.approx(list(PRINTED[paper]), abs=0.0051)
+
+
+def test_the_pools_the_paper_marks_as_unusable_have_no_published_figure() -> None:
+    assert smallpool("BWC", 0.01) is None
+    assert smallpool("Dinov2_StanfordCars", 0.01) is None
+    otto = smallpool("Otto", 0.01)
+    assert otto is not None
+    assert (otto.n_cal, round(100 * (otto.accuracy or 0), 2)) == (309, 76.46)
+
+
+def test_the_papers_speed_ups_follow_from_its_latencies() -> None:
+    latency = {(each.task, each.scheme): each.total_ms for each in CIRCUITS}
+    for task, printed in (("otto", 1.25), ("cub200_lite0", 1.68), ("massive_en_minilm", 1.18)):
+        assert latency[task, "Remez-7"] / latency[task, "Quad"] == pytest.approx(printed, abs=0.005)
+
+
+def test_differences_are_in_points_with_their_sign() -> None:
+    assert three_lines("set", [(0.9, 0.8875), (None, 0.5), (0.25, 0.25)]) == [
+        ["set", "paper", "90.00", "-", "25.00"],
+        ["", "ours", "88.75", "50.00", "25.00"],
+        ["", "difference", "-1.25", "-", "0.00"],
+    ]
+    assert points(0.51, 0.5) == "+1.00"
+    assert signed(-0.001) == signed(0.001) == "0.00"
+    assert percent(None) == "-"
+
+
+def test_the_spread_over_seeds_is_the_sample_standard_deviation() -> None:
+    assert mean_and_spread([0.90, 0.92, 0.94]) == "92.00 ± 2.00"
+    assert mean_and_spread([0.9]) == "90.00"
+
+
+def test_a_table_is_markdown_with_as_many_cells_in_every_row() -> None:
+    lines = table(["a", "b"], [["x", "1"], ["", "2"]]).splitlines()
+    assert lines == ["| a | b |", "|---|---:|", "| x | 1 |", "|  | 2 |"]
+
+
+def test_without_runs_the_document_says_so_in_every_row_and_its_tables_are_whole() -> None:
+    text = results([])
+    assert "not run yet" in text
+    for block in text.split("\n\n"):
+        rows = [line for line in block.splitlines() if line.startswith("|")]
+        assert len({row.count("|") for row in rows}) <= 1, rows[:3]
+
+
+def test_rows_on_other_data_say_so() -> None:
+    for each in RECIPES:
+        assert each.same == ("*(" not in title(each.name))
