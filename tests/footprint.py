@@ -28,14 +28,15 @@ def _peak(pid: int | str) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
-def _children() -> list[str]:
+def children() -> list[int]:
+    """The processes that this one started."""
     found = []
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and (folder / "stat").read_text().rpartition(")")[2].split()[1] == str(
                 os.getpid()
             ):
-                found.append(folder.name)
+                found.append(int(folder.name))
         except OSError:
             continue
     return found
@@ -44,12 +45,12 @@ def _children() -> list[str]:
 def peaks(work: Callable[[], Fit]) -> tuple[Fit, int, list[int]]:
     """What `work` returns, the peak of this process while it ran, and those of the processes it started."""
     Path("/proc/self/clear_refs").write_text("5")
-    seen: dict[str, int] = {}
+    seen: dict[int, int] = {}
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.02):
-            for pid in _children():
+            for pid in children():
                 seen[pid] = max(seen.get(pid, 0), _peak(pid))
 
     watcher = threading.Thread(target=watch)

@@ -144,7 +144,7 @@ def as_rows(name: str, value: ArrayLike | Rows, columns: int) -> Rows:
             raise InputError(f"{name} has {shape[1]} columns, but the model takes {columns} features")
         return value
     array = samples(name, value, columns)
-    if (mapped := _whole_map(array)) is not None:
+    if (mapped := _whole_map(value)) is not None:
         return _mapped_rows(mapped, Path(str(mapped.filename)))
     return ArrayRows(array)
 
