@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -201,11 +200,3 @@ def test_diabetes_keeps_995_permille_of_unseen_decisions(trained: Callable[[str]
     fitted = fit(diabetes.mlp, diabetes.X_cal, family="unitwise", X_test=diabetes.X_test)
     assert fitted.diagnostics.test is not None
     assert fitted.diagnostics.test.agreement >= 0.995
-
-
-def test_the_page_about_families_runs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "docs/families.md", "exec"), {})
