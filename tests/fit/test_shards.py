@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 import footprint
+from made_rows import Cubes
 from quad4fhe import MLP, CertificateError, Fit, InputError, Rows, fit, verify
 from quad4fhe.cli import main
 from quad4fhe.engines import engine
@@ -99,17 +100,6 @@ def test_shards_of_the_real_size_give_the_same_fit_and_statistics_may_go_to_a_sc
     expected = fit(mlp, X, polish=False)
     assert everything(fit(mlp, X, polish=False, workers=2)) == everything(expected)
     assert everything(fit(mlp, X, polish=False, memory="40MB")) == everything(expected)
-
-
-class Cubes(Rows):
-    """Rows that are made when they are read."""
-
-    def __init__(self, n: int) -> None:
-        self.shape = (n, 4)
-
-    def read(self, start: int, stop: int) -> NDArray[np.float64]:
-        index = np.arange(4 * start, 4 * stop, dtype=np.float64).reshape(-1, 4)
-        return np.modf(np.sin(index) * 1e4)[0]
 
 
 @pytest.mark.usefixtures("small_shards")
