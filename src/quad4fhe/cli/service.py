@@ -137,7 +137,7 @@ def serve_command(
     Ctrl-C or SIGTERM end it: nothing new is taken, and what was accepted is answered.
 
     With --engine ray workers are actors of Ray, on this machine or on others that share the folder --spool. Use it
-    only in a network you trust: Ray unpickles what workers say, and asks nobody who they are.
+    only in a network you trust: Ray opens ports of its own, whatever --host is, and asks nobody who they are.
 
     Example: quad4fhe serve fit.safetensors
     quad4fhe serve fit.safetensors --host 0.0.0.0 --token-file tokens --tls-cert cert.pem --tls-key key.pem

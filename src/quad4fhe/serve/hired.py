@@ -8,6 +8,7 @@ their names, so it has to see the same folder.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.serve.pool import NotGivenError, WorkerLostError
 from quad4fhe.serve.worker import Job, Setup, Worker
 
+log = logging.getLogger("quad4fhe.serve")
 _WHO = b""  # the task that is no job: a worker says who it is, and so that it is there
 
 
@@ -54,6 +56,7 @@ class Hired:
         self._team: Team | None = None
         self._thread = ThreadPoolExecutor(1)  # a team does one thing at a time, and blocks while it does
         self._last: asyncio.Future[bytes] | None = None
+        self._ended = False
         self.name = f"of {engine.name} (not started)"
 
     async def start(self, setup: bytes) -> None:
@@ -66,6 +69,7 @@ class Hired:
 
     async def end(self) -> None:
         """Kill the worker, and wait for the thread that asked it; see `Hand`."""
+        self._ended = True
         if self._team is None and self._last is not None:
             await asyncio.wait([self._last])  # a team that opens can't be stopped, only what it opened
         if self._team is not None:
@@ -104,7 +108,9 @@ class Hired:
         assert self._team is not None
         try:
             (answer,) = self._team.gather([task])
-        except Exception:  # the worker's end, or an error that would have ended a process
+        except Exception as error:  # the worker's end, or an error that would have ended a process
+            if not self._ended:
+                log.error("worker %s: %s", self.name, one_line(error))
             raise WorkerLostError("the worker ended before it answered; send the request again") from None
         if not isinstance(answer, bytes):
             raise WorkerLostError("the worker did not answer in bytes; send the request again")
