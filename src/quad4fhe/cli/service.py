@@ -19,6 +19,7 @@ from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
 from quad4fhe.cli.app import JsonFlag, app, print_json, print_table, say, write_text
 from quad4fhe.cli.encrypted import LayoutName, PrecisionName, PrecisionOption, WidenOption, csv_text, make_plan
+from quad4fhe.cli.scoring import EngineName
 from quad4fhe.data.files import read_samples
 from quad4fhe.errors import InputError
 from quad4fhe.fit import Fit
@@ -114,8 +115,15 @@ def serve_command(
     worker_memory: Annotated[
         int | None, typer.Option(help="MiB a worker may use; 0: no limit. Default: what its plans can need.", min=0)
     ] = None,
+    engine: Annotated[
+        EngineName,
+        typer.Option(help="local: processes of the server's own; ray: the cluster at RAY_ADDRESS, or one here."),
+    ] = EngineName.local,
     spool: Annotated[
-        Path | None, typer.Option(help="Folder in which requests wait. Default: the system's for temporary files.")
+        Path | None,
+        typer.Option(
+            help="Folder in which requests wait; all workers have to see it. Default: the system's for temporary files."
+        ),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="Let in only who has a token; one a line.")] = None,
     open_to_all: Annotated[bool, typer.Option("--open", help="Let everyone in, also from other machines.")] = False,
@@ -127,6 +135,9 @@ def serve_command(
 
     Nothing is ever decrypted here. Without --host only this machine can reach it; beyond it, tokens are asked for.
     Ctrl-C or SIGTERM end it: nothing new is taken, and what was accepted is answered.
+
+    With --engine ray workers are actors of Ray, on this machine or on others that share the folder --spool. Use it
+    only in a network you trust: Ray opens ports of its own, whatever --host is, and asks nobody who they are.
 
     Example: quad4fhe serve fit.safetensors
     quad4fhe serve fit.safetensors --host 0.0.0.0 --token-file tokens --tls-cert cert.pem --tls-key key.pem
@@ -162,7 +173,16 @@ def serve_command(
         print_table(f"serving on {url}", lines)
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    serve(hosted, address=address, limits=limits, tokens=tokens, open_to_all=open_to_all, folder=spool, ready=ready)
+    serve(
+        hosted,
+        address=address,
+        limits=limits,
+        tokens=tokens,
+        open_to_all=open_to_all,
+        folder=spool,
+        engine=engine.value,
+        ready=ready,
+    )
 
 
 @app.command("query")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -109,6 +110,22 @@ def engine(spec: str | Engine, workers: int | None = None) -> Engine:
 
         return RayEngine(workers)
     raise InputError(f"the engine is {spec!r}, wanted 'local' or 'ray'")
+
+
+def single_workers(name: str, workers: int) -> AbstractContextManager[Engine]:
+    """An engine whose teams have one worker each, `workers` of which are open at a time, and try no task twice.
+
+    For who gives tasks to each worker by itself and replaces those that die. What the engine needs (Ray) is started
+    once, and stopped when the block ends.
+    """
+    engine(name, workers)  # says what is wrong with them
+    if name == "ray":
+        from quad4fhe.engines.ray import RayEngine
+
+        return RayEngine(workers).singly()
+    from quad4fhe.engines.local import LocalEngine
+
+    return nullcontext(LocalEngine(1, attempts=1))
 
 
 def each(chosen: Engine, function: Work, tasks: Iterable[Any]) -> Iterator[Done]:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from quad4fhe._files import one_line
 from quad4fhe.engines.base import ONE_THREAD, Team, Work, cores
-from quad4fhe.engines.team import Answered, CrewTeam, Failed, Lost, Outcome, attempt, portable
+from quad4fhe.engines.team import ATTEMPTS, Answered, CrewTeam, Failed, Lost, Outcome, attempt, portable
 from quad4fhe.errors import InputError
 
 # The search path travels first, so that the worker finds what the driver found.
@@ -36,17 +36,21 @@ _GRACE = 2.0  # seconds for a process that closed its pipes to end by itself, so
 
 
 class LocalEngine:
-    """Worker processes on this machine; one for each core unless `workers` says otherwise."""
+    """Worker processes on this machine; one for each core unless `workers` says otherwise.
+
+    A task whose workers die is tried `attempts` times.
+    """
 
     name = "local"
     here = True
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, *, attempts: int = ATTEMPTS) -> None:
         self.workers = cores() if workers is None else workers
+        self._attempts = attempts
 
     def open(self, make: Callable[[], Work]) -> Team:
         """Start the workers; see `Engine.open`."""
-        return CrewTeam(_Processes(pickled(make), self.workers))
+        return CrewTeam(_Processes(pickled(make), self.workers), self._attempts)
 
 
 def pickled(make: Callable[[], Work]) -> bytes:

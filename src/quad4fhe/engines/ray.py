@@ -1,7 +1,8 @@
 """The Ray engine: one actor a worker, on this machine or on a cluster.
 
 Decides which Ray is used (the one this process has joined; else the cluster that RAY_ADDRESS names; else one started
-here and stopped with the team) and that Ray itself retries nothing: that is `team`'s to decide.
+here and stopped with the team, or with the block of `singly`) and that Ray itself retries nothing: that is `team`'s
+to decide.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from quad4fhe._files import one_line
 from quad4fhe.engines.base import ONE_THREAD, Team, Work, WorkerLostError, cores
 from quad4fhe.engines.local import pickled
-from quad4fhe.engines.team import Answered, CrewTeam, Failed, Lost, Outcome, attempt
+from quad4fhe.engines.team import ATTEMPTS, Answered, CrewTeam, Failed, Lost, Outcome, attempt
 from quad4fhe.errors import InputError, MissingExtraError
 
 # Read by Ray when it is imported or started: no reports to its makers, and the behaviour it warns it will have.
@@ -37,14 +38,16 @@ _START_SECONDS = 120.0
 class RayEngine:
     """Actors of Ray, one CPU each; by default as many as the Ray in use has CPUs.
 
-    `store_bytes` is the size of the object store of a Ray that is started here; what is in flight has to fit.
+    `store_bytes` is the size of the object store of a Ray that is started here; what is in flight has to fit. A task
+    whose workers die is tried `attempts` times.
     """
 
     name = "ray"
 
-    def __init__(self, workers: int | None = None, *, store_bytes: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, *, store_bytes: int | None = None, attempts: int = ATTEMPTS) -> None:
         self._asked = workers
         self._store_bytes = store_bytes
+        self._attempts = attempts
 
     @property
     def workers(self) -> int:
@@ -68,14 +71,31 @@ class RayEngine:
         if started:
             _join(self._asked, self._store_bytes)
         try:
-            have, wanted = _cpus(), self._asked or _cpus()
-            if wanted > have:
-                raise InputError(f"{wanted} workers wanted, but this Ray has {have} CPUs; ask for {have} or add nodes")
-            return CrewTeam(_Actors(data, wanted, stop_ray=started))
+            return CrewTeam(_Actors(data, self._places(), stop_ray=started), self._attempts)
         except BaseException:
             if started:
                 ray.shutdown()
             raise
+
+    @contextlib.contextmanager
+    def singly(self) -> Iterator[RayEngine]:
+        """Join or start Ray once, for as many teams of one worker as this engine has; see `single_workers`."""
+        started = not ray.is_initialized()
+        if started:
+            _join(self._asked, self._store_bytes)
+        try:
+            self._places()
+            yield RayEngine(1, attempts=1)
+        finally:
+            if started:
+                ray.shutdown()
+
+    def _places(self) -> int:
+        have = _cpus()
+        wanted = self._asked or have
+        if wanted > have:
+            raise InputError(f"{wanted} workers wanted, but this Ray has {have} CPUs; ask for {have} or add nodes")
+        return wanted
 
 
 def _join(workers: int | None, store_bytes: int | None) -> None:

@@ -101,17 +101,18 @@ def portable(error: Exception) -> Exception:
 class _Item:
     index: int
     task: Any
-    lives: int = ATTEMPTS
+    lives: int
 
 
 _Pick = Callable[[int], "_Item | None"]
 
 
 class CrewTeam:
-    """A team over a crew."""
+    """A team over a crew; a task whose workers die is tried `attempts` times."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: Crew, attempts: int = ATTEMPTS) -> None:
         self._crew = crew
+        self._attempts = attempts
         self._given: list[deque[_Item]] = [deque() for _ in range(crew.size)]
         self._alive = [False] * crew.size
         self._busy = False
@@ -152,7 +153,7 @@ class CrewTeam:
             if again:
                 return again.popleft()
             found = next(source, None)
-            return None if found is None else _Item(*found)
+            return None if found is None else _Item(*found, self._attempts)
 
         for item, outcome in self._run(pick, lambda place, items: again.extend(items), ahead):
             if isinstance(outcome, Answered):
@@ -160,14 +161,14 @@ class CrewTeam:
             elif isinstance(outcome, Failed):
                 yield Done(item.index, item.task, error=outcome.error)
             else:
-                yield Done(item.index, item.task, error=_lost(outcome))
+                yield Done(item.index, item.task, error=self._lost(outcome))
 
     def gather(self, tasks: Sequence[Any]) -> list[Any]:
         """One result a task, in order; see `Team.gather`."""
         size = self._crew.size
         queues: list[deque[_Item]] = [deque() for _ in range(size)]
         for index, task in enumerate(tasks):
-            queues[index % size].append(_Item(index, task))
+            queues[index % size].append(_Item(index, task, self._attempts))
         out: list[Any] = [None] * len(tasks)
 
         def pick(place: int) -> _Item | None:
@@ -180,7 +181,7 @@ class CrewTeam:
             if isinstance(outcome, Failed):
                 raise outcome.error
             if isinstance(outcome, Lost):
-                raise _lost(outcome)
+                raise self._lost(outcome)
             out[item.index] = outcome.value
         return out
 
@@ -239,6 +240,6 @@ class CrewTeam:
                 items.append(item)
                 self._crew.give(place, item.task)
 
-
-def _lost(outcome: Lost) -> WorkerLostError:
-    return WorkerLostError(f"its worker ended in each of {ATTEMPTS} attempts: {outcome.why}")
+    def _lost(self, outcome: Lost) -> WorkerLostError:
+        each = "" if self._attempts == 1 else f" in each of {self._attempts} attempts"
+        return WorkerLostError(f"its worker ended{each}: {outcome.why}")

@@ -1,7 +1,7 @@
 """The HTTP server: routes, limits, and what each failure is called.
 
 Decides how much may wait and for how long. Bodies are received by `receive` and parsed in a worker process, while their
-SHA-256 is computed here. Who is let in is left to `gate`.
+SHA-256 is computed here. Who is let in is left to `gate`, what a worker is to whoever gives `hire`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ from quad4fhe.serve.hosted import Hosted, catalogue
 from quad4fhe.serve.linger import Linger
 from quad4fhe.serve.metrics import Metrics
 from quad4fhe.serve.openapi import describe_api
-from quad4fhe.serve.pool import DeadlineError, Pool, WorkerLostError
+from quad4fhe.serve.pool import DeadlineError, Hand, Pool, WorkerLostError
+from quad4fhe.serve.process import Process
 from quad4fhe.serve.receive import OCTETS, check_head, receive
 from quad4fhe.serve.spool import KeyStore, Spool, taken
 from quad4fhe.serve.worker import Job, ModelJob, Setup
@@ -63,7 +65,8 @@ class Limits:
 class Service:
     """One server: its models, workers, keys and counters.
 
-    Calls `ready` once it takes requests; where it can't, it keeps the `failure` and calls `stop`.
+    Calls `ready` once it takes requests; where it can't, it keeps the `failure` and calls `stop`. `hire` makes a
+    worker that is still to be started; `dismiss` is called when the last one has ended.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Service:
         folder: Path | None = None,
         ready: Callable[[], None] = lambda: None,
         stop: Callable[[], None] = lambda: None,
+        hire: Callable[[], Hand] = Process,
+        dismiss: Callable[[], None] = lambda: None,
     ) -> None:
         self.models = catalogue(hosted)
         self.limits = limits
@@ -81,6 +86,8 @@ class Service:
         self._folder = folder
         self._ready = ready
         self._stop = stop
+        self._hire = hire
+        self._dismiss = dismiss
         self.failure: InputError | None = None
         self._busy = 0
         self._uploading: set[tuple[bytes, bytes]] = set()
@@ -118,6 +125,7 @@ class Service:
             yield
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> None:
+        stack.callback(self._dismiss)
         self.spool = Spool(self._folder)
         stack.callback(self.spool.close)
         models = []
@@ -125,7 +133,7 @@ class Service:
             file = self.spool.folder / f"{one.model_id}.safetensors"
             file.write_bytes(one.fit.to_bytes())  # a copy: the file the user gave may change while we serve
             models.append(ModelJob(str(file), [plan.to_dict() for plan in one.plans]))
-        self.pool = Pool(Setup(models, self.limits.memory), self.limits.workers)
+        self.pool = Pool(Setup(models, self.limits.memory), self.limits.workers, self._hire)
         stack.push_async_callback(self.pool.close)
         await self.pool.start()
         log.info("serving %d models with %d workers", len(models), self.limits.workers)
@@ -167,11 +175,10 @@ class Service:
                     answer.touch(0o600)
                     job = Job(plan.sha256.hex(), _name(keys), claim.key.hex(), str(source), str(answer))
                     await self._checked(source, self._run(job, deadline))
-                    size = answer.stat().st_size
+                    file = taken(answer)
+                    size = os.fstat(file.fileno()).st_size  # of the open file: a shared folder may tell an old one
                     self.metrics.bytes_out.inc(size)
-                    return StreamingResponse(
-                        _blocks(taken(answer)), media_type=OCTETS, headers={"content-length": str(size)}
-                    )
+                    return StreamingResponse(_blocks(file), media_type=OCTETS, headers={"content-length": str(size)})
                 finally:
                     answer.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Starts the HTTP server: address, TLS, logging, stopping.
+"""Starts the HTTP server: address, TLS, logging, engine, stopping.
 
 Decides that a server which others can reach has tokens, unless its operator says in words that it is open. On SIGTERM
 or Ctrl-C it takes nothing new and finishes what it accepted.
@@ -6,14 +6,20 @@ or Ctrl-C it takes nothing new and finishes what it accepted.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import logging
 import math
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from quad4fhe._files import one_line
+from quad4fhe.engines import single_workers
 from quad4fhe.errors import InputError, MissingExtraError
 
 try:
@@ -23,9 +29,14 @@ try:
 except ImportError as error:
     raise MissingExtraError(error.name or "uvicorn", "serve", "the server") from None
 
+from quad4fhe.serve.hired import Hired
 from quad4fhe.serve.hosted import Hosted
+from quad4fhe.serve.pool import Hand
+from quad4fhe.serve.process import Process
 
 __all__ = ["Address", "Hosted", "Limits", "read_tokens", "serve"]
+
+log = logging.getLogger("quad4fhe.serve")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +86,17 @@ def serve(
     tokens: tuple[str, ...] = (),
     open_to_all: bool = False,
     folder: Path | None = None,
+    engine: str = "local",
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until told to stop.
 
     `folder` is where payloads wait, by default the system's place for temporary files; `ready` is called with the
-    server's address once it takes requests.
+    server's address once it takes requests. Workers are processes of the server's own (`local`), or actors of Ray
+    (`ray`), on machines that all have to see `folder`.
     """
+    if folder is not None:
+        folder = folder.resolve()  # workers of an engine start elsewhere
     if not (address.local or tokens or open_to_all):
         raise InputError(f"others can reach {address.host}: give tokens, or say that the server is open to everyone")
     listener = _listen(address)
@@ -91,7 +106,8 @@ def serve(
     def stop() -> None:
         server.should_exit = True
 
-    service = Service(hosted, limits, tokens, folder, lambda: ready(url), stop)
+    stack = contextlib.ExitStack()
+    service = Service(hosted, limits, tokens, folder, lambda: ready(url), stop, lambda: hire(), stack.close)
     config = uvicorn.Config(
         service.app(),
         log_config=None,
@@ -107,18 +123,34 @@ def serve(
         limit_concurrency=2 * (limits.workers + limits.queue) + 64,
     )
     server = uvicorn.Server(config)
-    with listener:
+    with listener, stack:
         try:
             config.load()
         except OSError as error:  # of which those of ssl are a kind
             raise InputError(
                 f"{address.certificate}: TLS can't use it with its key ({one_line(error)}); give both as PEM"
             ) from error
+        hire = _hirer(engine, limits.workers, stack)
         server.run(sockets=[listener])
     if service.failure is not None:
         raise service.failure
     if not server.started:
         raise InputError("the server did not start; its log says why")
+
+
+def _hirer(engine: str, workers: int, stack: contextlib.ExitStack) -> Callable[[], Hand]:
+    """What makes a worker; what the engine needs is started here, before the server runs, and ends with the stack."""
+    if engine == "local":
+        return Process
+    log.info("starting the engine %s", engine)
+    # Ray takes SIGTERM for itself. It would end the server at once, so it is given back.
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        chosen = single_workers(engine, workers)
+        return partial(Hired, stack.enter_context(chosen))
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _listen(address: Address) -> socket.socket:
