@@ -113,6 +113,15 @@ class StackedRows(Rows):
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty((0, self.shape[1]))])
 
 
+def held_bytes(rows: Rows, given: object = None) -> int:
+    """What rows take in memory beyond `given`, the array they may be a view of."""
+    if isinstance(rows, StackedRows):
+        return sum(held_bytes(part) for part in rows.parts)
+    if not isinstance(rows, ArrayRows):
+        return 0
+    return 0 if isinstance(given, np.ndarray) and np.may_share_memory(rows.array, given) else rows.array.nbytes
+
+
 def npy_rows(path: str | Path) -> FileRows:
     """The rows of a .npy file, left on disk."""
     with opened(path) as file:

@@ -7,21 +7,17 @@ a shard is left to `lift`, `certificate` and `fit`; where workers run to `engine
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import numpy as np
-
 from quad4fhe._arrays import Array, row_chunks
-from quad4fhe._rows import ArrayRows, FileRows, Rows
+from quad4fhe._rows import Rows
+from quad4fhe._staged import Staged
 from quad4fhe._store import Arrays, Store
 from quad4fhe.engines import Engine, engine
 from quad4fhe.errors import InputError, Quad4FHEError
@@ -147,18 +143,18 @@ class Shards:
         self.rows, self.size = rows, size
         self.samples = rows.shape[0]
         self.count = -(-self.samples // size)
-        self._staged: Path | None = None
         self._team: _Team
+        self._staged: Staged | None = None
         if engine is None:
             self.workers = 1
             self._team = _Alone(Desk(rows, size, subject, name, memory))
             return
         self.workers = int(engine.workers)
+        self._staged = Staged(rows, nameless=engine.name == "local")
         try:
-            source = self._readable(rows)
-            self._team = engine.open(partial(Desk, source, size, subject, name, memory))
+            self._team = engine.open(partial(Desk, self._staged.rows, size, subject, name, memory))
         except BaseException:
-            self._forget()
+            self._staged.close()
             raise
 
     def __enter__(self) -> Shards:
@@ -167,8 +163,11 @@ class Shards:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._team.close()
-        self._forget()
+        try:
+            self._team.close()
+        finally:
+            if self._staged is not None:
+                self._staged.close()
 
     def span(self, index: int) -> slice:
         """The rows of a shard."""
@@ -221,29 +220,6 @@ class Shards:
         if refused:
             raise min(refused, key=lambda each: each.index).error
         return found
-
-    def _readable(self, rows: Rows) -> Rows:
-        """A source that workers can read: an array goes through a file, or each would need a copy of it."""
-        if not isinstance(rows, ArrayRows):
-            return rows
-        handle, name = tempfile.mkstemp(prefix="quad4fhe-", suffix=".rows")
-        self._staged = Path(name)
-        array = rows.array
-        dtype = array.dtype.newbyteorder("=")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for start in range(0, array.shape[0], self.size):
-                    np.ascontiguousarray(array[start : start + self.size], dtype=dtype).tofile(file)
-        except OSError as error:
-            raise InputError(
-                f"the samples can't be put where workers can read them, {self._staged.parent} "
-                f"({error.strerror or error}); set TMPDIR to a folder with room, or give a .npy file"
-            ) from None
-        return FileRows(self._staged, dtype, rows.shape, 0)
-
-    def _forget(self) -> None:
-        if self._staged is not None:
-            self._staged.unlink(missing_ok=True)
 
 
 def engine_for(spec: str | Engine | None, workers: int | None = None) -> Engine | None:

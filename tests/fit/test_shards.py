@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,9 +19,13 @@ from numpy.typing import NDArray
 import footprint
 from made_rows import Cubes
 from quad4fhe import MLP, CertificateError, Fit, InputError, Rows, fit, verify
+from quad4fhe._rows import ArrayRows
+from quad4fhe._staged import Staged
 from quad4fhe.cli import main
+from quad4fhe.data.files import rows_of
 from quad4fhe.engines import engine
 from quad4fhe.fit import cascade, learned
+from quad4fhe.shards import Shards
 
 SIZE = 200  # rows of a shard here, so that small data has many
 ROWS = 900
@@ -284,6 +289,79 @@ def test_files_that_can_not_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "short.npy").write_bytes(whole[:-400])
     with pytest.raises(InputError, match=r"short.npy: ends before row 900"):
         fit(mlp, mapped)
+
+
+def test_files_that_are_read_whole_count_together_against_the_memory(tmp_path: Path) -> None:
+    wide = MLP(np.zeros((2, 1_000)), np.zeros(2), np.ones((3, 2)), np.zeros(3))
+    paths = [tmp_path / f"{k}.npz" for k in range(4)]
+    for path in paths:
+        np.savez(path, X=np.zeros((900, 1_000)))  # 7.2 MB
+    with pytest.raises(InputError, match=r"0.npz and 3 more: 28.8 MB that can't be read by parts, of 50 MB"):
+        fit(wide, paths, memory="50MB")
+    with pytest.raises(InputError, match=r"take at least (\d+) MB") as alone:
+        fit(wide, np.zeros((3_600, 1_000)), memory="20MB")
+    with pytest.raises(InputError, match=r"take at least (\d+) MB") as held:
+        fit(wide, paths[:1], memory="20MB", X_test=paths[1:2])
+    least = [int(str(each.value).split("at least ")[1].split()[0]) for each in (alone, held)]
+    assert 13 <= least[1] - least[0] <= 15  # two files of 7.2 MB
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_several_files_read_whole_reach_the_workers_through_one_file(tmp_path: Path) -> None:
+    mlp, X = problem(3)
+    np.savez(tmp_path / "a.npz", X=X[:250])
+    np.save(tmp_path / "b.npy", X[250:500])
+    np.savez(tmp_path / "c.npz", X=X[500:].astype(">f8"))
+    given = [tmp_path / name for name in ("a.npz", "b.npy", "c.npz")]
+    for nameless in (True, False):
+        staged = Staged(rows_of("X_cal", given, 4), nameless=nameless)
+        assert len(pickle.dumps(staged.rows)) < 3_000  # 900 rows take 14,400 bytes
+        assert np.array_equal(staged.rows.read(0, ROWS), X)
+        staged.close()
+        with pytest.raises(InputError, match="cannot be read"):
+            staged.rows.read(0, ROWS)
+    assert everything(fit(mlp, given, workers=2)) == everything(fit(mlp, X))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file without a name can be shared on Linux only")
+@pytest.mark.usefixtures("small_shards")
+def test_the_copy_for_local_workers_has_no_name_so_that_a_killed_driver_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mlp, X = problem(3)
+    seen: list[Path] = []
+    told: list[str] = []
+
+    def look(what: str, done: int, total: int) -> None:
+        told.append(what)
+        seen.extend(tmp_path.iterdir())
+
+    fit(mlp, X, workers=2, progress=look)
+    assert told
+    assert not seen
+
+
+def test_the_copy_for_workers_is_removed_even_if_they_can_not_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    class Stuck:
+        name, workers = "ray", 1
+
+        def open(self, make: Any) -> Any:
+            return self
+
+        def close(self) -> None:
+            raise OSError("stuck")
+
+    with pytest.raises(OSError, match="stuck"), Shards(ArrayRows(np.ones((5, 2))), 2, engine=cast("Any", Stuck())):
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(InputError, match="set TMPDIR to a folder with room"):
+        Staged(ArrayRows(np.ones((5, 2))), nameless=True)
 
 
 class NoRead(Rows):

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from quad4fhe._arrays import IntArray
 from quad4fhe._progress import Progress, silent
-from quad4fhe._rows import ArrayRows, Rows
+from quad4fhe._rows import ArrayRows, Rows, held_bytes
 from quad4fhe.data.files import Given, rows_of
 from quad4fhe.engines import Engine
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
@@ -95,7 +95,7 @@ def fit(
     rows = rows_of("X_cal", X_cal, mlp.features, "calibration", limit)
     refuse_empty("X_cal", rows.shape[0])
     test = None if X_test is None else rows_of("X_test", X_test, mlp.features, "test", limit)
-    held = rows.array.nbytes if isinstance(rows, ArrayRows) and rows.array is not X_cal else 0
+    held = held_bytes(rows, X_cal) + (0 if test is None else held_bytes(test, X_test))
     kept = store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
     progress("lift", 0, 0)
     # Threads of the BLAS would make sums depend on the number of cores, and spin in products of a few milliseconds.
