@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress, silent
-from quad4fhe._rows import Rows, as_rows
+from quad4fhe._rows import Rows, as_rows, left_alone
 from quad4fhe.data.files import Given, rows_of
 from quad4fhe.engines import Engine
 from quad4fhe.errors import CertificateError, InputError
@@ -250,8 +250,13 @@ def verify(
     and are not certified. X_cal may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray"
     or an Engine) shares the parts out among `workers`.
     """
-    claim = fit.certificate
     rows = rows_of("X_cal", X_cal, fit.mlp.features)
+    with left_alone(rows):
+        return _verified(fit, mlp, rows, engine_for(engine, workers), progress)
+
+
+def _verified(fit: Certified, mlp: MLP | None, rows: Rows, team: Engine | None, progress: Progress) -> Verified:
+    claim = fit.certificate
     if claim.format != FORMAT:
         raise CertificateError(f"the certificate has format {claim.format}, this version checks format {FORMAT}")
     progress("hashes", 0, 4)
@@ -264,7 +269,7 @@ def verify(
         )
     _same("the calibration data", samples_sha256("X_cal", rows), claim.calibration_sha256)
     _check_family(fit)
-    with _shards(rows, fit.mlp, engine_for(engine, workers)) as shards:
+    with _shards(rows, fit.mlp, team) as shards:
         rational, targets = _check_decisions(fit, shards, partial(progress, "decisions of both models"))
 
     progress("evidence of impossibility", 3, 4)

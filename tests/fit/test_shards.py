@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import footprint
 from made_rows import Cubes
 from quad4fhe import MLP, CertificateError, Fit, InputError, Rows, fit, verify
-from quad4fhe._rows import ArrayRows
+from quad4fhe._rows import ArrayRows, FileRows, as_rows
 from quad4fhe._staged import Staged
 from quad4fhe.cli import main
 from quad4fhe.data.files import rows_of
@@ -362,6 +362,68 @@ def test_the_copy_for_workers_is_removed_even_if_they_can_not_be_ended(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with pytest.raises(InputError, match="set TMPDIR to a folder with room"):
         Staged(ArrayRows(np.ones((5, 2))), nameless=True)
+
+
+def test_a_file_that_changes_during_a_fit_or_a_check_is_noticed(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'quad4fhe[parquet]'")
+    import pyarrow.parquet as pq
+
+    mlp, X = problem(3)
+    table = pa.table({f"f{k}": X[:, k] for k in range(4)})
+    writers: dict[str, Callable[[Path], None]] = {
+        "rows.npy": lambda path: np.save(path, X),
+        "columns.npy": lambda path: np.save(path, np.asfortranarray(X)),
+        "table.parquet": lambda path: pq.write_table(table, path),
+    }
+    found = fit(mlp, X)
+    for name, write in writers.items():
+        path = tmp_path / name
+        write(path)
+
+        def replace(what: str, done: int, total: int, path: Path = path) -> None:
+            (tmp_path / "new").write_bytes(path.read_bytes())
+            (tmp_path / "new").replace(path)
+
+        def cut(what: str, done: int, total: int, path: Path = path) -> None:
+            os.truncate(path, 200)
+
+        message = f"{name}: was changed while it was being read; leave it alone and run again"
+        for change in (replace, cut):
+            for work in (fit, verify):
+                write(path)
+                args = (mlp, [path]) if work is fit else (found, mlp, [path])
+                with pytest.raises(InputError, match=message):
+                    work(*args, progress=change)
+        write(path)
+        with pytest.raises(InputError, match=message):
+            fit(mlp, X, X_test=path, progress=replace)
+
+
+def test_a_file_written_by_columns_that_is_cut_or_gone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "columns.npy"
+    X = problem(3)[1]
+    np.save(path, np.asfortranarray(X))
+    rows = rows_of("X_cal", path, 4)
+    assert np.array_equal(rows.read(300, 500), X[300:500])
+    os.truncate(path, path.stat().st_size - 4)
+    with pytest.raises(InputError, match=r"columns.npy: ends before row 900"):
+        rows.read(800, 900)
+    path.unlink()
+    with pytest.raises(InputError, match=r"columns.npy: cannot be read \(No such file"):
+        rows.read(0, 1)
+
+
+def test_a_map_is_read_from_its_file_unless_it_is_copy_on_write(tmp_path: Path) -> None:
+    mlp, X = problem(3)
+    np.save(tmp_path / "x.npy", X)
+    for mode in ("r", "r+"):
+        assert isinstance(as_rows("X", np.load(tmp_path / "x.npy", mmap_mode=mode), 4), FileRows)
+    own = np.load(tmp_path / "x.npy", mmap_mode="c")
+    own[:] = X[::-1]
+    assert np.array_equal(as_rows("X", own, 4).read(0, ROWS), X[::-1])
+    written = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    written[:] = X[::-1]
+    assert everything(fit(mlp, written, workers=2)) == everything(fit(mlp, X[::-1]))
 
 
 class NoRead(Rows):

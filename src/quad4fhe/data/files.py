@@ -84,7 +84,7 @@ def open_rows(path: PathLike, role: Role) -> Rows:
         return npy_rows(path)
     if name.endswith(".parquet"):
         with opened(path) as file:
-            return ParquetRows(file)
+            return ParquetRows(file.resolve())
     return ArrayRows(read_samples(path, role)[0])
 
 

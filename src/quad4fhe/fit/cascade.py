@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from quad4fhe._arrays import IntArray
 from quad4fhe._progress import Progress, silent
-from quad4fhe._rows import ArrayRows, Rows, held_bytes
+from quad4fhe._rows import ArrayRows, Rows, held_bytes, left_alone
 from quad4fhe.data.files import Given, rows_of
 from quad4fhe.engines import Engine
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
@@ -100,6 +100,7 @@ def fit(
     progress("lift", 0, 0)
     # Threads of the BLAS would make sums depend on the number of cores, and spin in products of a few milliseconds.
     with (
+        left_alone(rows, test),
         threadpool_limits(limits=1, user_api="blas"),
         Shards(rows, shard_rows(mlp.classes), mlp, engine=team, memory=kept) as shards,
     ):
