@@ -37,11 +37,20 @@ class Rows:
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(self.shape[0])
-        return self.read(start, stop)
+        return self.part(start, stop)
+
+    def part(self, start: int, stop: int) -> NDArray[Any]:
+        """What `read` gives, if it is what `read` has to give."""
+        d = self.shape[1]
+        told = f"what {type(self).__name__}.read({start}, {stop}) gave"
+        found = samples(told, self.read(start, stop), d)
+        if found.shape[0] != stop - start:
+            raise InputError(f"{told} has shape {found.shape}, wanted ({stop - start}, {d}); give the rows asked for")
+        return found
 
     def row(self, i: int) -> NDArray[np.float64]:
         """Row i (d,) as float64."""
-        return np.asarray(self.read(i, i + 1)[0], dtype=np.float64)
+        return np.asarray(self.part(i, i + 1)[0], dtype=np.float64)
 
     def refuse_changed(self) -> None:
         """Raise InputError if what is read is no longer what was opened; without a file there is nothing to say."""

@@ -60,7 +60,7 @@ class _Part:
         self.shape = (stop - first, rows.shape[1])
 
     def __getitem__(self, rows: slice) -> Any:
-        return self._rows.read(self._first + rows.start, self._first + rows.stop)
+        return self._rows.part(self._first + rows.start, self._first + rows.stop)
 
 
 @dataclass(frozen=True)
@@ -216,10 +216,25 @@ class Shards:
             for first, last in self._runs()
         ]
         found = self._team.gather(errands)
-        refused = [answer for answer in found if isinstance(answer, _Refused)]
-        if refused:
-            raise min(refused, key=lambda each: each.index).error
-        return found
+        refused = _lowest(found)
+        if refused is None:
+            return found
+        # A lower shard, that its worker has not come to, may be refused as well: who works on what must not be seen.
+        before = [
+            Errand(function, args, errand.last, max(errand.last, min(last, refused.index)), _either)
+            for errand, (_, last) in zip(errands, self._runs(), strict=True)
+        ]
+        raise (_lowest(self._team.gather(before)) or refused).error
+
+
+def _lowest(found: list[Any]) -> _Refused | None:
+    refused = [answer for answer in found if isinstance(answer, _Refused)]
+    return min(refused, key=lambda each: each.index, default=None)
+
+
+def _either(answer: Any, other: Any) -> Any:
+    """Merges answers that nobody wants."""
+    return answer
 
 
 def engine_for(spec: str | Engine | None, workers: int | None = None) -> Engine | None:

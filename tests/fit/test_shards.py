@@ -217,6 +217,14 @@ def test_bad_rows_are_named_by_their_place_in_the_whole_set_whoever_finds_them(s
     assert len(messages) == 1
 
 
+def test_the_lowest_bad_row_is_named_however_many_work(small_shards: None) -> None:
+    mlp, X = problem(3, n=3_000)  # shards 0 to 14
+    X[1_250, 0] = X[1_700, 1] = X[2_999, 0] = np.nan  # of two workers, the second meets its own first
+    for options in ({}, {"workers": 2}, {"workers": 4}):
+        with pytest.raises(InputError, match=r"the first at \[1250, 0\]"):
+            fit(mlp, X, **options)
+
+
 def test_one_class_over_all_shards_is_refused_and_one_in_some_is_not(small_shards: None) -> None:
     mlp, X = problem(3)
     ordered = X[np.argsort(mlp.decide(X), kind="stable")]  # most shards have one class
@@ -261,6 +269,9 @@ def test_verification_by_shards_finds_what_was_changed() -> None:
         ({"memory": "60MB", "workers": 4}, r"4 workers take at least .* or use fewer workers"),
         ({"engine": "cluster"}, "the engine is 'cluster', wanted 'local' or 'ray'"),
         ({"workers": 0}, "workers is 0"),
+        ({"workers": 1.5}, "workers is 1.5, wanted a whole number, at least 1"),
+        ({"workers": True}, "workers is True, wanted a whole number"),
+        ({"workers": "2"}, "workers is '2', wanted a whole number"),
     ],
 )
 def test_what_can_not_be_done_is_said_in_one_line(options: dict[str, Any], message: str) -> None:
@@ -428,6 +439,30 @@ def test_a_map_is_read_from_its_file_unless_it_is_copy_on_write(tmp_path: Path) 
 
 class NoRead(Rows):
     shape = (40, 4)
+
+
+class Given(Rows):
+    def __init__(self, value: Any) -> None:
+        self.shape, self._value = (40, 4), value
+
+    def read(self, start: int, stop: int) -> Any:
+        return self._value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.ones((39, 4)), r"what Given.read\(0, 40\) gave has shape \(39, 4\), wanted \(40, 4\)"),
+        (np.ones((40, 3)), r"what Given.read\(0, 40\) gave has 3 columns"),
+        (np.ones(160), r"gave has shape \(160,\)"),
+        (np.full((40, 4), "1"), "gave has dtype <U1, wanted real numbers"),
+        (np.ones((40, 4), dtype=complex), "gave has dtype complex128, wanted real numbers"),
+        (None, "gave has dtype object, wanted real numbers"),
+    ],
+)
+def test_what_a_source_of_ones_own_gives_is_checked(value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fit(problem(3)[0], Given(value))
 
 
 def test_a_source_that_workers_can_not_have_is_refused() -> None:
