@@ -246,7 +246,7 @@ def memory_bytes(value: int | float | str | None) -> int | None:
     """A memory budget in bytes, from a number or from text such as 512MB or 2GiB."""
     if value is None:
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(value).upper())
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:E\+?\d{1,2})?)\s*([KMGT]?I?)B?\s*", str(value).upper())
     if isinstance(value, bool) or found is None or found[2] not in _UNITS or float(found[1]) <= 0:
         raise InputError(f"memory is {value!r}, wanted a number of bytes such as 2000000000, 512MB or 2GiB")
     return int(float(found[1]) * _UNITS[found[2]])

@@ -265,6 +265,9 @@ def test_verification_by_shards_finds_what_was_changed() -> None:
     [
         ({"memory": "lots"}, "memory is 'lots', wanted a number of bytes"),
         ({"memory": -5}, "memory is -5"),
+        ({"memory": "1e999"}, "memory is '1e999', wanted a number of bytes"),
+        ({"memory": "1e6"}, r"memory is 1 MB, but 900 rows"),
+        ({"memory": "1.5e3 kB"}, r"memory is 1.5 MB, but 900 rows"),
         ({"memory": "1MB"}, r"memory is 1 MB, but 900 rows, 3 classes and 1 worker take at least \d+ MB; allow that"),
         ({"memory": "60MB", "workers": 4}, r"4 workers take at least .* or use fewer workers"),
         ({"engine": "cluster"}, "the engine is 'cluster', wanted 'local' or 'ray'"),

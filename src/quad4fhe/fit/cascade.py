@@ -83,7 +83,10 @@ def fit(
     files are read part by part, others whole. `memory` (bytes, or text such as "512MB") bounds what the fit takes in
     all its processes together, beyond what they take when they start; statistics that do not fit go to scratch files
     (TMPDIR). `engine` ("local", "ray" or an Engine) shares the work out among `workers` processes. The fit is the same
-    to the last bit with any engine, number of workers and amount of memory, or none of them.
+    to the last bit with any engine, number of workers and amount of memory, or none of them; only families other than
+    shared learn from a sample where there are more than 100,000 rows that are not here as one array anyway: with an
+    engine, with `memory`, and from `Rows`, memory maps, lists of paths, .npy and .parquet files.
+    A file that is changed during the fit is noticed at its end, and InputError is raised.
     """
     if not isinstance(mlp, MLP):
         raise InputError(
