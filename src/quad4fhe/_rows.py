@@ -1,14 +1,15 @@
 """Samples that are read a part at a time: arrays, .npy files on disk, several files one after the other.
 
-Decides how rows start to stop are had, never all at once. What the rows are for, and whether their numbers are finite,
-is left to whoever reads them; tables are left to `data`.
+Decides how rows start to stop are had, never all at once, and whether a file is still the one that was opened. What the
+rows are for, and whether their numbers are finite, is left to whoever reads them; tables are left to `data`.
 """
 
 from __future__ import annotations
 
 import bisect
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,60 @@ class Rows:
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(self.shape[0])
-        return self.read(start, stop)
+        return self.part(start, stop)
+
+    def part(self, start: int, stop: int) -> NDArray[Any]:
+        """What `read` gives, if it is what `read` has to give."""
+        d = self.shape[1]
+        told = f"what {type(self).__name__}.read({start}, {stop}) gave"
+        found = samples(told, self.read(start, stop), d)
+        if found.shape[0] != stop - start:
+            raise InputError(f"{told} has shape {found.shape}, wanted ({stop - start}, {d}); give the rows asked for")
+        return found
 
     def row(self, i: int) -> NDArray[np.float64]:
         """Row i (d,) as float64."""
-        return np.asarray(self.read(i, i + 1)[0], dtype=np.float64)
+        return np.asarray(self.part(i, i + 1)[0], dtype=np.float64)
+
+    def refuse_changed(self) -> None:
+        """Raise InputError if what is read is no longer what was opened; without a file there is nothing to say."""
+
+
+class Stamp:
+    """A file as it was when it was opened: its size, when it was written, and which it was."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found = self._look()
+
+    def refuse_changed(self) -> None:
+        """Raise InputError if the file is not as it was."""
+        if self._look() != self._found:
+            raise InputError(f"{self._path}: was changed while it was being read; leave it alone and run again")
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+@contextmanager
+def left_alone(*sources: Rows | None) -> Iterator[None]:
+    """Work that holds only if no file of these sources changes meanwhile; if one did, that is what went wrong."""
+    try:
+        yield
+    except Exception:
+        _refuse_changed(sources)
+        raise
+    _refuse_changed(sources)
+
+
+def _refuse_changed(sources: Sequence[Rows | None]) -> None:
+    for source in sources:
+        if source is not None:
+            source.refuse_changed()
 
 
 class ArrayRows(Rows):
@@ -61,33 +111,50 @@ class FileRows(Rows):
     They are read, not mapped: mapped pages would count as this process's memory for as long as the system likes.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, int], offset: int) -> None:
+    def __init__(
+        self, path: Path, dtype: np.dtype[Any], shape: tuple[int, int], offset: int, stamp: Stamp | None = None
+    ) -> None:
         self.path, self.dtype, self.shape, self.offset = path, dtype, shape, offset
+        self._stamp = stamp
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """These rows, fresh from the file."""
-        d = self.shape[1]
-        wanted = (stop - start) * d
         try:
-            flat = np.fromfile(
-                self.path, dtype=self.dtype, count=wanted, offset=self.offset + start * d * self.dtype.itemsize
-            )
+            found = self._read(start, stop)
         except OSError as error:
             raise InputError(
                 f"{self.path}: cannot be read ({error.strerror or error}); it must be readable for every worker"
             ) from None
-        if flat.size != wanted:
-            raise InputError(f"{self.path}: ends before row {stop}; it was changed while it was read")
-        return flat.reshape(stop - start, d)
+        if found is None:
+            raise InputError(f"{self.path}: ends before row {stop}; write it again")
+        return found
+
+    def refuse_changed(self) -> None:
+        """Raise InputError if the file is not as it was."""
+        if self._stamp is not None:
+            self._stamp.refuse_changed()
+
+    def _read(self, start: int, stop: int) -> NDArray[Any] | None:
+        d = self.shape[1]
+        wanted = (stop - start) * d
+        flat = np.fromfile(
+            self.path, dtype=self.dtype, count=wanted, offset=self.offset + start * d * self.dtype.itemsize
+        )
+        return flat.reshape(stop - start, d) if flat.size == wanted else None
 
 
 class ColumnFileRows(FileRows):
-    """Rows of a .npy file written column by column (Fortran order): mapped for each read, and let go after it."""
+    """Rows of a .npy file written column by column (Fortran order): a piece of every column for each read."""
 
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """These rows, fresh from the file."""
-        mapped = np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=self.shape, order="F")
-        return np.array(mapped[start:stop])
+    def _read(self, start: int, stop: int) -> NDArray[Any] | None:
+        n, d = self.shape
+        columns = np.empty((d, stop - start), dtype=self.dtype)
+        with self.path.open("rb", buffering=0) as file:
+            for k, column in enumerate(columns):
+                file.seek(self.offset + (k * n + start) * self.dtype.itemsize)
+                if file.readinto(column.view(np.uint8).data) != column.nbytes:
+                    return None
+        return columns.T
 
 
 class StackedRows(Rows):
@@ -112,26 +179,40 @@ class StackedRows(Rows):
             at += 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty((0, self.shape[1]))])
 
+    def refuse_changed(self) -> None:
+        """Raise InputError if a file of any part is not as it was."""
+        _refuse_changed(self.parts)
+
+
+def held_bytes(rows: Rows, given: object = None) -> int:
+    """What rows take in memory beyond `given`, the array they may be a view of."""
+    if isinstance(rows, StackedRows):
+        return sum(held_bytes(part) for part in rows.parts)
+    if not isinstance(rows, ArrayRows):
+        return 0
+    return 0 if isinstance(given, np.ndarray) and np.may_share_memory(rows.array, given) else rows.array.nbytes
+
 
 def npy_rows(path: str | Path) -> FileRows:
     """The rows of a .npy file, left on disk."""
     with opened(path) as file:
+        stamp = Stamp(file.resolve())
         with parsing("the .npy array", "write it with numpy.save; object arrays are refused"):
             mapped = np.load(file, mmap_mode="r", allow_pickle=False)
         if not isinstance(mapped, np.memmap):
             if not isinstance(mapped, np.ndarray):
                 mapped.close()
             raise InputError("holds an archive, wanted a single array; name it .npz")
-        return _mapped_rows(mapped, file.resolve())
+        return _mapped_rows(mapped, file.resolve(), stamp)
 
 
-def _mapped_rows(mapped: np.memmap[Any, Any], path: Path) -> FileRows:
+def _mapped_rows(mapped: np.memmap[Any, Any], path: Path, stamp: Stamp) -> FileRows:
     if mapped.dtype.kind not in "biuf":
         raise InputError(f"X has dtype {mapped.dtype}, wanted real numbers; convert it with .astype(float)")
     if mapped.ndim != 2 or 0 in mapped.shape:
         raise InputError(f"X has shape {mapped.shape}, wanted (samples, features) with at least one of each")
     kind = FileRows if mapped.flags.c_contiguous else ColumnFileRows
-    return kind(path, mapped.dtype, (int(mapped.shape[0]), int(mapped.shape[1])), int(mapped.offset))
+    return kind(path, mapped.dtype, (int(mapped.shape[0]), int(mapped.shape[1])), int(mapped.offset), stamp)
 
 
 def as_rows(name: str, value: ArrayLike | Rows, columns: int) -> Rows:
@@ -145,13 +226,18 @@ def as_rows(name: str, value: ArrayLike | Rows, columns: int) -> Rows:
         return value
     array = samples(name, value, columns)
     if (mapped := _whole_map(value)) is not None:
-        return _mapped_rows(mapped, Path(str(mapped.filename)))
+        mapped.flush()  # what was written to it is then in the file, and the time of that does not change later
+        path = Path(str(mapped.filename))
+        return _mapped_rows(mapped, path, Stamp(path))
     return ArrayRows(array)
 
 
 def _whole_map(array: object) -> np.memmap[Any, Any] | None:
-    """The array if it maps a file; not a view of such a map, which remembers the offset of the whole."""
-    if not isinstance(array, np.memmap):
+    """The array if it maps a file and says what is in it.
+
+    A view of a map remembers the offset of the whole, and what is written to a copy-on-write map is not in its file.
+    """
+    if not isinstance(array, np.memmap) or array.mode == "c":
         return None
     base: object = array.base
     return array if isinstance(base, mmap.mmap) and array.filename and array.size else None

@@ -8,6 +8,7 @@ starts at the weights and inputs, in exact arithmetic, and uses nothing of the s
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress, silent
-from quad4fhe._rows import Rows, as_rows
+from quad4fhe._rows import Rows, as_rows, left_alone
 from quad4fhe.data.files import Given, rows_of
 from quad4fhe.engines import Engine
 from quad4fhe.errors import CertificateError, InputError
@@ -30,6 +31,8 @@ from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.shards import SHARD_ROWS, Report, Shard, Shards, engine_for
 
 FORMAT = 1
+_SHARED_REGIME = re.compile(r"hard|(rch|soft)\([0-9][0-9.e+-]*\)(\+polish)?")
+_OTHER_REGIME = re.compile(r"kl(\+hinge)?")
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,12 +249,18 @@ def verify(
     """Recheck the certificate of `fit` against its calibration data, exactly; raises CertificateError if it fails.
 
     With `mlp` given, also checks that the fit was made for this very model. Besides the certificate's own claims this
-    covers the coefficients, threshold, regime, box and margins the fit shows; its diagnostics are a report of the run
-    and are not certified. X_cal may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray"
-    or an Engine) shares the parts out among `workers`.
+    covers the coefficients, threshold, box and margins the fit shows, and of its regime that there is one of this name
+    and that a hard one is lossless; its diagnostics are a report of the run and are not certified. X_cal
+    may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray" or an Engine) shares the
+    parts out among `workers`.
     """
-    claim = fit.certificate
     rows = rows_of("X_cal", X_cal, fit.mlp.features)
+    with left_alone(rows):
+        return _verified(fit, mlp, rows, engine_for(engine, workers), progress)
+
+
+def _verified(fit: Certified, mlp: MLP | None, rows: Rows, team: Engine | None, progress: Progress) -> Verified:
+    claim = fit.certificate
     if claim.format != FORMAT:
         raise CertificateError(f"the certificate has format {claim.format}, this version checks format {FORMAT}")
     progress("hashes", 0, 4)
@@ -264,7 +273,7 @@ def verify(
         )
     _same("the calibration data", samples_sha256("X_cal", rows), claim.calibration_sha256)
     _check_family(fit)
-    with _shards(rows, fit.mlp, engine_for(engine, workers)) as shards:
+    with _shards(rows, fit.mlp, team) as shards:
         rational, targets = _check_decisions(fit, shards, partial(progress, "decisions of both models"))
 
     progress("evidence of impossibility", 3, 4)
@@ -316,6 +325,10 @@ def _check_family(fit: Certified) -> None:
             raise CertificateError("a free head has no alpha, beta and eta, and this one shows some")
     else:
         raise CertificateError(f"the family {fit.family!r} is unknown, so nothing ties its coefficients to S, T and c")
+    if fit.threshold not in ("zero", "free"):
+        raise CertificateError(f"the threshold is said to be {fit.threshold!r}, which is neither 'zero' nor 'free'")
+    if not (_SHARED_REGIME if fit.family == "shared" else _OTHER_REGIME).fullmatch(fit.regime):
+        raise CertificateError(f"the regime {fit.regime!r} is unknown for the family {fit.family!r}")
     if (fit.threshold == "zero" or fit.family != "shared") and fit.tau != 0:
         raise CertificateError(f"the threshold is said to be zero, and tau is {fit.tau!r}")
 

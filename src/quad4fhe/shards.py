@@ -7,21 +7,17 @@ a shard is left to `lift`, `certificate` and `fit`; where workers run to `engine
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import numpy as np
-
 from quad4fhe._arrays import Array, row_chunks
-from quad4fhe._rows import ArrayRows, FileRows, Rows
+from quad4fhe._rows import Rows
+from quad4fhe._staged import Staged
 from quad4fhe._store import Arrays, Store
 from quad4fhe.engines import Engine, engine
 from quad4fhe.errors import InputError, Quad4FHEError
@@ -64,7 +60,7 @@ class _Part:
         self.shape = (stop - first, rows.shape[1])
 
     def __getitem__(self, rows: slice) -> Any:
-        return self._rows.read(self._first + rows.start, self._first + rows.stop)
+        return self._rows.part(self._first + rows.start, self._first + rows.stop)
 
 
 @dataclass(frozen=True)
@@ -147,18 +143,18 @@ class Shards:
         self.rows, self.size = rows, size
         self.samples = rows.shape[0]
         self.count = -(-self.samples // size)
-        self._staged: Path | None = None
         self._team: _Team
+        self._staged: Staged | None = None
         if engine is None:
             self.workers = 1
             self._team = _Alone(Desk(rows, size, subject, name, memory))
             return
         self.workers = int(engine.workers)
+        self._staged = Staged(rows, nameless=engine.name == "local")
         try:
-            source = self._readable(rows)
-            self._team = engine.open(partial(Desk, source, size, subject, name, memory))
+            self._team = engine.open(partial(Desk, self._staged.rows, size, subject, name, memory))
         except BaseException:
-            self._forget()
+            self._staged.close()
             raise
 
     def __enter__(self) -> Shards:
@@ -167,8 +163,11 @@ class Shards:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._team.close()
-        self._forget()
+        try:
+            self._team.close()
+        finally:
+            if self._staged is not None:
+                self._staged.close()
 
     def span(self, index: int) -> slice:
         """The rows of a shard."""
@@ -217,33 +216,25 @@ class Shards:
             for first, last in self._runs()
         ]
         found = self._team.gather(errands)
-        refused = [answer for answer in found if isinstance(answer, _Refused)]
-        if refused:
-            raise min(refused, key=lambda each: each.index).error
-        return found
+        refused = _lowest(found)
+        if refused is None:
+            return found
+        # A lower shard, that its worker has not come to, may be refused as well: who works on what must not be seen.
+        before = [
+            Errand(function, args, errand.last, max(errand.last, min(last, refused.index)), _either)
+            for errand, (_, last) in zip(errands, self._runs(), strict=True)
+        ]
+        raise (_lowest(self._team.gather(before)) or refused).error
 
-    def _readable(self, rows: Rows) -> Rows:
-        """A source that workers can read: an array goes through a file, or each would need a copy of it."""
-        if not isinstance(rows, ArrayRows):
-            return rows
-        handle, name = tempfile.mkstemp(prefix="quad4fhe-", suffix=".rows")
-        self._staged = Path(name)
-        array = rows.array
-        dtype = array.dtype.newbyteorder("=")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for start in range(0, array.shape[0], self.size):
-                    np.ascontiguousarray(array[start : start + self.size], dtype=dtype).tofile(file)
-        except OSError as error:
-            raise InputError(
-                f"the samples can't be put where workers can read them, {self._staged.parent} "
-                f"({error.strerror or error}); set TMPDIR to a folder with room, or give a .npy file"
-            ) from None
-        return FileRows(self._staged, dtype, rows.shape, 0)
 
-    def _forget(self) -> None:
-        if self._staged is not None:
-            self._staged.unlink(missing_ok=True)
+def _lowest(found: list[Any]) -> _Refused | None:
+    refused = [answer for answer in found if isinstance(answer, _Refused)]
+    return min(refused, key=lambda each: each.index, default=None)
+
+
+def _either(answer: Any, other: Any) -> Any:
+    """Merges answers that nobody wants."""
+    return answer
 
 
 def engine_for(spec: str | Engine | None, workers: int | None = None) -> Engine | None:
@@ -255,7 +246,7 @@ def memory_bytes(value: int | float | str | None) -> int | None:
     """A memory budget in bytes, from a number or from text such as 512MB or 2GiB."""
     if value is None:
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(value).upper())
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:E\+?\d{1,2})?)\s*([KMGT]?I?)B?\s*", str(value).upper())
     if isinstance(value, bool) or found is None or found[2] not in _UNITS or float(found[1]) <= 0:
         raise InputError(f"memory is {value!r}, wanted a number of bytes such as 2000000000, 512MB or 2GiB")
     return int(float(found[1]) * _UNITS[found[2]])

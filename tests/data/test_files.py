@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from quad4fhe import InputError, MissingExtraError
-from quad4fhe.data.files import read_samples
+from quad4fhe.data.files import open_rows, read_samples
 from reference_models import assert_refused, damages
 
 X = np.array([[1.5, -2.0], [3.0, 4.25], [0.0, 1e-7]])
@@ -208,6 +208,44 @@ def test_a_file_without_samples_is_refused_in_one_line_with_its_path(case: str, 
     with pytest.raises(InputError) as caught:
         read_samples(path, "calibration")
     assert_refused(str(caught.value), f"{path}: ", *words)
+
+
+def two_of_a_name(path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = pa.Table.from_arrays([pa.array([1.0]), pa.array([2.0])], names=["a", "a"])
+    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (two_of_a_name, "two columns are named 'a'; rename or drop one of them"),
+        (parquet(a=["x"], y=[1]), "column 'a' has type string"),
+        (parquet(y=[1]), "X has shape (1, 0)"),
+        (data(b"noise" * 9), "the Parquet table cannot be read"),
+    ],
+)
+def test_a_table_opened_by_parts_is_refused_with_its_path_once(
+    make: Callable[[Path], Any], words: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    make(tmp_path / "x.parquet")
+    with pytest.raises(InputError) as caught:
+        open_rows(tmp_path / "x.parquet", "test")
+    assert_refused(str(caught.value), f"{tmp_path / 'x.parquet'}: {words}")
+    assert str(caught.value).count("x.parquet:") == 1
+
+
+def test_a_row_group_must_have_the_rows_it_states(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    pq = pytest.importorskip("pyarrow.parquet")
+    for written in (3, 5):
+        pq.write_table(pa.table({"a": np.arange(8.0)}), tmp_path / "x.parquet", row_group_size=4)
+        rows = open_rows(tmp_path / "x.parquet", "test")
+        assert np.array_equal(rows.read(2, 7)[:, 0], np.arange(2.0, 7.0))
+        pq.write_table(pa.table({"a": np.arange(8.0)}), tmp_path / "x.parquet", row_group_size=written)
+        with pytest.raises(InputError, match=r"x.parquet: row group 0 does not have the number of rows it states"):
+            rows.read(0, 8)
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.npy", "x.csv", "x.csv.gz"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,9 +19,13 @@ from numpy.typing import NDArray
 import footprint
 from made_rows import Cubes
 from quad4fhe import MLP, CertificateError, Fit, InputError, Rows, fit, verify
+from quad4fhe._rows import ArrayRows, FileRows, as_rows
+from quad4fhe._staged import Staged
 from quad4fhe.cli import main
+from quad4fhe.data.files import rows_of
 from quad4fhe.engines import engine
 from quad4fhe.fit import cascade, learned
+from quad4fhe.shards import Shards
 
 SIZE = 200  # rows of a shard here, so that small data has many
 ROWS = 900
@@ -212,6 +217,14 @@ def test_bad_rows_are_named_by_their_place_in_the_whole_set_whoever_finds_them(s
     assert len(messages) == 1
 
 
+def test_the_lowest_bad_row_is_named_however_many_work(small_shards: None) -> None:
+    mlp, X = problem(3, n=3_000)  # shards 0 to 14
+    X[1_250, 0] = X[1_700, 1] = X[2_999, 0] = np.nan  # of two workers, the second meets its own first
+    for options in ({}, {"workers": 2}, {"workers": 4}):
+        with pytest.raises(InputError, match=r"the first at \[1250, 0\]"):
+            fit(mlp, X, **options)
+
+
 def test_one_class_over_all_shards_is_refused_and_one_in_some_is_not(small_shards: None) -> None:
     mlp, X = problem(3)
     ordered = X[np.argsort(mlp.decide(X), kind="stable")]  # most shards have one class
@@ -252,10 +265,16 @@ def test_verification_by_shards_finds_what_was_changed() -> None:
     [
         ({"memory": "lots"}, "memory is 'lots', wanted a number of bytes"),
         ({"memory": -5}, "memory is -5"),
+        ({"memory": "1e999"}, "memory is '1e999', wanted a number of bytes"),
+        ({"memory": "1e6"}, r"memory is 1 MB, but 900 rows"),
+        ({"memory": "1.5e3 kB"}, r"memory is 1.5 MB, but 900 rows"),
         ({"memory": "1MB"}, r"memory is 1 MB, but 900 rows, 3 classes and 1 worker take at least \d+ MB; allow that"),
         ({"memory": "60MB", "workers": 4}, r"4 workers take at least .* or use fewer workers"),
         ({"engine": "cluster"}, "the engine is 'cluster', wanted 'local' or 'ray'"),
         ({"workers": 0}, "workers is 0"),
+        ({"workers": 1.5}, "workers is 1.5, wanted a whole number, at least 1"),
+        ({"workers": True}, "workers is True, wanted a whole number"),
+        ({"workers": "2"}, "workers is '2', wanted a whole number"),
     ],
 )
 def test_what_can_not_be_done_is_said_in_one_line(options: dict[str, Any], message: str) -> None:
@@ -286,8 +305,167 @@ def test_files_that_can_not_be_used_are_named(tmp_path: Path) -> None:
         fit(mlp, mapped)
 
 
+def test_files_that_are_read_whole_count_together_against_the_memory(tmp_path: Path) -> None:
+    wide = MLP(np.zeros((2, 1_000)), np.zeros(2), np.ones((3, 2)), np.zeros(3))
+    paths = [tmp_path / f"{k}.npz" for k in range(4)]
+    for path in paths:
+        np.savez(path, X=np.zeros((900, 1_000)))  # 7.2 MB
+    with pytest.raises(InputError, match=r"0.npz and 3 more: 28.8 MB that can't be read by parts, of 50 MB"):
+        fit(wide, paths, memory="50MB")
+    with pytest.raises(InputError, match=r"take at least (\d+) MB") as alone:
+        fit(wide, np.zeros((3_600, 1_000)), memory="20MB")
+    with pytest.raises(InputError, match=r"take at least (\d+) MB") as held:
+        fit(wide, paths[:1], memory="20MB", X_test=paths[1:2])
+    least = [int(str(each.value).split("at least ")[1].split()[0]) for each in (alone, held)]
+    assert 13 <= least[1] - least[0] <= 15  # two files of 7.2 MB
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_several_files_read_whole_reach_the_workers_through_one_file(tmp_path: Path) -> None:
+    mlp, X = problem(3)
+    np.savez(tmp_path / "a.npz", X=X[:250])
+    np.save(tmp_path / "b.npy", X[250:500])
+    np.savez(tmp_path / "c.npz", X=X[500:].astype(">f8"))
+    given = [tmp_path / name for name in ("a.npz", "b.npy", "c.npz")]
+    for nameless in (True, False):
+        staged = Staged(rows_of("X_cal", given, 4), nameless=nameless)
+        assert len(pickle.dumps(staged.rows)) < 3_000  # 900 rows take 14,400 bytes
+        assert np.array_equal(staged.rows.read(0, ROWS), X)
+        staged.close()
+        with pytest.raises(InputError, match="cannot be read"):
+            staged.rows.read(0, ROWS)
+    assert everything(fit(mlp, given, workers=2)) == everything(fit(mlp, X))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file without a name can be shared on Linux only")
+@pytest.mark.usefixtures("small_shards")
+def test_the_copy_for_local_workers_has_no_name_so_that_a_killed_driver_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mlp, X = problem(3)
+    seen: list[Path] = []
+    told: list[str] = []
+
+    def look(what: str, done: int, total: int) -> None:
+        told.append(what)
+        seen.extend(tmp_path.iterdir())
+
+    fit(mlp, X, workers=2, progress=look)
+    assert told
+    assert not seen
+
+
+def test_the_copy_for_workers_is_removed_even_if_they_can_not_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    class Stuck:
+        name, workers = "ray", 1
+
+        def open(self, make: Any) -> Any:
+            return self
+
+        def close(self) -> None:
+            raise OSError("stuck")
+
+    with pytest.raises(OSError, match="stuck"), Shards(ArrayRows(np.ones((5, 2))), 2, engine=cast("Any", Stuck())):
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(InputError, match="set TMPDIR to a folder with room"):
+        Staged(ArrayRows(np.ones((5, 2))), nameless=True)
+
+
+def test_a_file_that_changes_during_a_fit_or_a_check_is_noticed(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'quad4fhe[parquet]'")
+    import pyarrow.parquet as pq
+
+    mlp, X = problem(3)
+    table = pa.table({f"f{k}": X[:, k] for k in range(4)})
+    writers: dict[str, Callable[[Path], None]] = {
+        "rows.npy": lambda path: np.save(path, X),
+        "columns.npy": lambda path: np.save(path, np.asfortranarray(X)),
+        "table.parquet": lambda path: pq.write_table(table, path),
+    }
+    found = fit(mlp, X)
+    for name, write in writers.items():
+        path = tmp_path / name
+        write(path)
+
+        def replace(what: str, done: int, total: int, path: Path = path) -> None:
+            (tmp_path / "new").write_bytes(path.read_bytes())
+            (tmp_path / "new").replace(path)
+
+        def cut(what: str, done: int, total: int, path: Path = path) -> None:
+            os.truncate(path, 200)
+
+        message = f"{name}: was changed while it was being read; leave it alone and run again"
+        for change in (replace, cut):
+            for work in (fit, verify):
+                write(path)
+                args = (mlp, [path]) if work is fit else (found, mlp, [path])
+                with pytest.raises(InputError, match=message):
+                    work(*args, progress=change)
+        write(path)
+        with pytest.raises(InputError, match=message):
+            fit(mlp, X, X_test=path, progress=replace)
+
+
+def test_a_file_written_by_columns_that_is_cut_or_gone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "columns.npy"
+    X = problem(3)[1]
+    np.save(path, np.asfortranarray(X))
+    rows = rows_of("X_cal", path, 4)
+    assert np.array_equal(rows.read(300, 500), X[300:500])
+    os.truncate(path, path.stat().st_size - 4)
+    with pytest.raises(InputError, match=r"columns.npy: ends before row 900"):
+        rows.read(800, 900)
+    path.unlink()
+    with pytest.raises(InputError, match=r"columns.npy: cannot be read \(No such file"):
+        rows.read(0, 1)
+
+
+def test_a_map_is_read_from_its_file_unless_it_is_copy_on_write(tmp_path: Path) -> None:
+    mlp, X = problem(3)
+    np.save(tmp_path / "x.npy", X)
+    for mode in ("r", "r+"):
+        assert isinstance(as_rows("X", np.load(tmp_path / "x.npy", mmap_mode=mode), 4), FileRows)
+    own = np.load(tmp_path / "x.npy", mmap_mode="c")
+    own[:] = X[::-1]
+    assert np.array_equal(as_rows("X", own, 4).read(0, ROWS), X[::-1])
+    written = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    written[:] = X[::-1]
+    assert everything(fit(mlp, written, workers=2)) == everything(fit(mlp, X[::-1]))
+
+
 class NoRead(Rows):
     shape = (40, 4)
+
+
+class Given(Rows):
+    def __init__(self, value: Any) -> None:
+        self.shape, self._value = (40, 4), value
+
+    def read(self, start: int, stop: int) -> Any:
+        return self._value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.ones((39, 4)), r"what Given.read\(0, 40\) gave has shape \(39, 4\), wanted \(40, 4\)"),
+        (np.ones((40, 3)), r"what Given.read\(0, 40\) gave has 3 columns"),
+        (np.ones(160), r"gave has shape \(160,\)"),
+        (np.full((40, 4), "1"), "gave has dtype <U1, wanted real numbers"),
+        (np.ones((40, 4), dtype=complex), "gave has dtype complex128, wanted real numbers"),
+        (None, "gave has dtype object, wanted real numbers"),
+    ],
+)
+def test_what_a_source_of_ones_own_gives_is_checked(value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fit(problem(3)[0], Given(value))
 
 
 def test_a_source_that_workers_can_not_have_is_refused() -> None:

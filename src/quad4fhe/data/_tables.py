@@ -142,6 +142,8 @@ def feature_columns(names: Sequence[str]) -> list[str]:
     # pandas stores a row index that is not a plain count as a column of this name.
     kept = [name for name in names if not name.startswith("__index_level_")]
     label = _label(kept)
+    if twice := next((name for name in kept if kept.count(name) > 1), None):
+        raise InputError(f"two columns are named {twice!r}; rename or drop one of them")
     return [name for index, name in enumerate(kept) if index != label]
 
 

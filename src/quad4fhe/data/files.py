@@ -63,43 +63,54 @@ def read_class_names(path: str | Path) -> list[str] | None:
 
 
 def rows_of(name: str, given: Given, columns: int, role: Role = "calibration", memory: int | None = None) -> Rows:
-    """The samples (n, columns), however they are given; files are opened and checked, not read."""
+    """The samples (n, columns), however they are given; files are opened and checked, not read.
+
+    Those that can only be read whole are, if together they leave half of `memory` bytes to work in.
+    """
     if isinstance(given, str | Path):
-        return as_rows(str(given), open_rows(given, role, memory), columns)
+        _refuse_larger([given], role, memory)
+        return as_rows(str(given), open_rows(given, role), columns)
     if isinstance(given, list | tuple) and given and all(isinstance(each, str | Path) for each in given):
         paths = cast("Sequence[PathLike]", given)
-        return StackedRows([rows_of(name, path, columns, role, memory) for path in paths])
+        _refuse_larger(paths, role, memory)
+        return StackedRows([rows_of(name, path, columns, role) for path in paths])
     return as_rows(name, cast("ArrayLike | Rows", given), columns)
 
 
-def open_rows(path: PathLike, role: Role, memory: int | None = None) -> Rows:
-    """The samples of a file: .npy and .parquet part by part, any other whole, if that leaves room in `memory` bytes."""
+def open_rows(path: PathLike, role: Role) -> Rows:
+    """The samples of a file: .npy and .parquet part by part, any other whole."""
     name = Path(path).name.lower()
     if name.endswith(".npy"):
         return npy_rows(path)
     if name.endswith(".parquet"):
         with opened(path) as file:
-            return ParquetRows(file)
-    if memory is not None:
-        _refuse_larger(Path(path), role, memory)
+            return ParquetRows(file.resolve())
     return ArrayRows(read_samples(path, role)[0])
 
 
-def _refuse_larger(path: Path, role: Role, memory: int) -> None:
-    """Refuse, before it is read, a file that is read whole and would leave less than half the memory to work in."""
-    if not path.is_file():
-        return  # said by whoever opens it
-    size = path.stat().st_size
-    if path.suffix.lower() == ".npz":
-        with opened(path) as file, open_npz(file, "write it with numpy.savez(path, X=..., y=...)") as archive:
-            assert archive.zip is not None
-            inside = {info.filename.removesuffix(".npy"): info.file_size for info in archive.zip.infolist()}
-        size = next((inside[key] for key in (f"X_{_SUFFIX_OF_ROLE[role]}", "X") if key in inside), 0)
-    if 2 * size > memory:
+def _refuse_larger(paths: Sequence[PathLike], role: Role, memory: int | None) -> None:
+    """Refuse, before they are read, files that are read whole and would leave less than half the memory to work in."""
+    sizes = {} if memory is None else {path: _whole_bytes(Path(path), role) for path in paths}
+    size = sum(sizes[path] for path in paths if path in sizes)
+    if memory is not None and 2 * size > memory:
+        large = max(sizes, key=lambda path: sizes[path])
+        others = sum(sizes[path] > 0 for path in paths) - 1
         raise InputError(
-            f"{path}: {size / 1e6:.3g} MB that can't be read by parts, of {memory / 1e6:.3g} MB of memory; save the "
-            "samples as .npy or .parquet, which can, or allow more memory"
+            f"{large}{f' and {others} more' if others else ''}: {size / 1e6:.3g} MB that can't be read by parts, of "
+            f"{memory / 1e6:.3g} MB of memory; save the samples as .npy or .parquet, which can, or allow more memory"
         )
+
+
+def _whole_bytes(path: Path, role: Role) -> int:
+    """The size of the samples in a file that can't be read by parts; 0 where it can, or is not there."""
+    if path.suffix.lower() in (".npy", ".parquet") or not path.is_file():
+        return 0  # what is wrong with it is said by whoever opens it
+    if path.suffix.lower() != ".npz":
+        return path.stat().st_size
+    with opened(path) as file, open_npz(file, "write it with numpy.savez(path, X=..., y=...)") as archive:
+        assert archive.zip is not None
+        inside = {info.filename.removesuffix(".npy"): info.file_size for info in archive.zip.infolist()}
+    return next((inside[key] for key in (f"X_{_SUFFIX_OF_ROLE[role]}", "X") if key in inside), 0)
 
 
 def _read_npz(file: Path, role: Role) -> Samples:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._files import parsing
-from quad4fhe._rows import Rows
+from quad4fhe._rows import Rows, Stamp
 from quad4fhe.data._tables import feature_columns, import_pyarrow, numeric_column
 from quad4fhe.errors import InputError
 
@@ -24,22 +24,25 @@ _BUFFER = 2**20  # bytes of a column read at once
 
 
 class ParquetRows(Rows):
-    """The features of a .parquet file. Going back costs decoding its row group again; going on costs nothing."""
+    """The features of a .parquet file. Going back costs decoding its row group again; going on costs nothing.
+
+    To be made within `opened`, which names the file in what is wrong with it; later reads name it themselves.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._stamp = path, Stamp(path)
         with self._opened() as file:
             self._columns = feature_columns(file.schema_arrow.names)
             groups = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
         self._starts = [0, *np.cumsum(groups, dtype=np.int64).tolist()]
         self.shape = (self._starts[-1], len(self._columns))
         if 0 in self.shape:
-            raise InputError(f"{path}: X has shape {self.shape}, wanted (samples, features) with at least one of each")
+            raise InputError(f"X has shape {self.shape}, wanted (samples, features) with at least one of each")
         self._begin()
-        self.read(0, 1)  # refuses columns that are not numbers before any work is done
+        self._read(0, 1)  # refuses columns that are not numbers before any work is done
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in ("path", "shape", "_columns", "_starts")}
+        return {key: getattr(self, key) for key in ("path", "shape", "_stamp", "_columns", "_starts")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -57,7 +60,11 @@ class ParquetRows(Rows):
             return self._read(start, stop)
         except InputError as error:
             self._begin()
-            raise error if str(error).startswith(str(self.path)) else InputError(f"{self.path}: {error}") from None
+            raise InputError(f"{self.path}: {error}") from None
+
+    def refuse_changed(self) -> None:
+        """Raise InputError if the file is not as it was."""
+        self._stamp.refuse_changed()
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         if not self._at <= start <= self._at + self._rest.shape[0]:
@@ -97,13 +104,15 @@ class ParquetRows(Rows):
         return found
 
     def _decoded(self, group: int) -> Iterator[NDArray[Any]]:
-        at = self._starts[group]
+        at, end = self._starts[group : group + 2]
         pa, _ = import_pyarrow()
         with self._opened() as file:
             batches = file.iter_batches(_BATCH, row_groups=[group], columns=self._columns, use_threads=False)
             while True:
                 with parsing("the Parquet table", "write it again"):
                     batch = next(batches, None)
+                if (at != end) if batch is None else (at + batch.num_rows > end):
+                    raise InputError(f"row group {group} does not have the number of rows it states; write it again")
                 if batch is None:
                     return
                 yield np.column_stack([numeric_column(pa, name, batch.column(name), at) for name in self._columns])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
@@ -93,8 +94,8 @@ def engine(spec: str | Engine, workers: int | None = None) -> Engine:
 
     Without `workers` there is one for each core this process may use; on a Ray cluster, one for each of its CPUs.
     """
-    if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}, wanted at least 1")
+    if workers is not None and (not _whole(workers) or workers < 1):
+        raise InputError(f"workers is {workers!r}, wanted a whole number, at least 1")
     if not isinstance(spec, str):
         if not isinstance(spec, Engine):
             raise InputError(f"the engine is {type(spec).__name__}, wanted 'local', 'ray' or an Engine")
@@ -132,6 +133,10 @@ def each(chosen: Engine, function: Work, tasks: Iterable[Any]) -> Iterator[Done]
     """Do `function` for every task, results as they finish: for work that needs no set-up. See `Team.stream`."""
     with chosen.open(partial(_as_it_is, function)) as team:
         yield from team.stream(tasks)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _as_it_is(function: Work) -> Work:

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from quad4fhe._arrays import IntArray
 from quad4fhe._progress import Progress, silent
-from quad4fhe._rows import ArrayRows, Rows
+from quad4fhe._rows import ArrayRows, Rows, held_bytes, left_alone
 from quad4fhe.data.files import Given, rows_of
 from quad4fhe.engines import Engine
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
@@ -83,7 +83,10 @@ def fit(
     files are read part by part, others whole. `memory` (bytes, or text such as "512MB") bounds what the fit takes in
     all its processes together, beyond what they take when they start; statistics that do not fit go to scratch files
     (TMPDIR). `engine` ("local", "ray" or an Engine) shares the work out among `workers` processes. The fit is the same
-    to the last bit with any engine, number of workers and amount of memory, or none of them.
+    to the last bit with any engine, number of workers and amount of memory, or none of them; only families other than
+    shared learn from a sample where there are more than 100,000 rows that are not here as one array anyway: with an
+    engine, with `memory`, and from `Rows`, memory maps, lists of paths, .npy and .parquet files.
+    A file that is changed during the fit is noticed at its end, and InputError is raised.
     """
     if not isinstance(mlp, MLP):
         raise InputError(
@@ -95,11 +98,12 @@ def fit(
     rows = rows_of("X_cal", X_cal, mlp.features, "calibration", limit)
     refuse_empty("X_cal", rows.shape[0])
     test = None if X_test is None else rows_of("X_test", X_test, mlp.features, "test", limit)
-    held = rows.array.nbytes if isinstance(rows, ArrayRows) and rows.array is not X_cal else 0
+    held = held_bytes(rows, X_cal) + (0 if test is None else held_bytes(test, X_test))
     kept = store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
     progress("lift", 0, 0)
     # Threads of the BLAS would make sums depend on the number of cores, and spin in products of a few milliseconds.
     with (
+        left_alone(rows, test),
         threadpool_limits(limits=1, user_api="blas"),
         Shards(rows, shard_rows(mlp.classes), mlp, engine=team, memory=kept) as shards,
     ):
