@@ -14,6 +14,7 @@ from quad4fhe.experiments import figures
 from quad4fhe.experiments.published import fulltrain
 from quad4fhe.experiments.recipes import RECIPES, WIDTHS
 from quad4fhe.experiments.records import Record
+from quad4fhe.experiments.schedule import tasks
 from quad4fhe.experiments.store import Store
 from quad4fhe.experiments.tables import ckks, ours, plain, pools
 from quad4fhe.experiments.tables.shape import NONE, Runs, fit_named, percent, points, table, title
@@ -121,7 +122,19 @@ def _summary(records: Sequence[Record]) -> str:
     machines = ", ".join(sorted({record.machine for record in records}))
     total = f"{len(records)} runs took {cpu / 3600:.2f} hours of CPU"
     spread = f"and {wall / 7200:.2f} hours on the clock in two processes, beside other work ({machines})."
-    return f"{total} {spread}\n\n" + table(["kind of run", "runs", "CPU minutes"], rows)
+    return f"{total} {spread}{_open(records)}\n\n" + table(["kind of run", "runs", "CPU minutes"], rows)
+
+
+def _open(records: Sequence[Record]) -> str:
+    """What of the whole schedule has no run yet; its cells show a dash."""
+    done = {record.task for record in records}
+    left = [task.kind for task in tasks() if task not in done]
+    if not left:
+        return ""
+    named = ", ".join(f"{left.count(kind)} {kind}" for kind in sorted(set(left)))
+    return (
+        f" Of the whole schedule {len(left)} runs are still to be done ({named}); cells that wait for them show a dash."
+    )
 
 
 def _bars(runs: Runs) -> str:
