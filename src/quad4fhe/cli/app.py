@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from rich.table import Table
 
 import quad4fhe
 from quad4fhe._files import one_line, write_atomically
+from quad4fhe._terminal import Reporter
 from quad4fhe.cli.manual import WIDTH, Manual
 from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNotReachedError
 
@@ -74,6 +76,13 @@ def root(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(2)
+
+
+@contextmanager
+def at_work() -> Iterator[Reporter]:
+    """Progress of work that an engine may share out: Ray prints on standard output, which is for the result alone."""
+    with Reporter() as progress, redirect_stdout(sys.stderr):
+        yield progress
 
 
 def print_table(title: str, lines: list[tuple[str, str]]) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from quad4fhe._terminal import Reporter
-from quad4fhe.cli.app import JsonFlag, app, print_json, say
+from quad4fhe.cli.app import JsonFlag, app, at_work, print_json, say
 from quad4fhe.cli.scoring import EngineName, EngineOption
 from quad4fhe.errors import FitError
 
@@ -59,12 +56,10 @@ def reproduce_command(
     require_matplotlib()
     wanted = tasks(tables or (), quick=quick)
     done, left_out = Reproduced(0, 0, ()), list[str]()
-    with Reporter() as progress:
+    with at_work() as progress:
         if not render:
             wanted, left_out = obtain(wanted, data, download=download, skip_missing=skip_missing, progress=progress)
-            # Ray prints what it has to say about dead workers on standard output, which is for the result alone.
-            with contextlib.redirect_stdout(sys.stderr):
-                done = reproduce(wanted, data, out, workers=workers, engine=engine.value, progress=progress)
+            done = reproduce(wanted, data, out, workers=workers, engine=engine.value, progress=progress)
         progress("writing tables and pictures", 0, 0)
         written = write_results(out)
     if json:

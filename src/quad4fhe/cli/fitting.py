@@ -19,6 +19,7 @@ from quad4fhe.cli.app import (
     JsonFlag,
     ModelFile,
     app,
+    at_work,
     print_json,
     print_table,
     say,
@@ -111,7 +112,7 @@ def fit_command(
     Exit 1: the target is not reached, or the regime that was asked for has no solution; nothing is written
     """
     check_fit_path(out)  # before the work, not after it
-    with Reporter() as progress:
+    with at_work() as progress:
         mlp = MLP.load(model)
         fitted = fit(
             mlp,
@@ -154,7 +155,7 @@ def verify_command(
 
     Exit 1: the certificate does not hold for this data or model, or the file was changed
     """
-    with Reporter() as progress:
+    with at_work() as progress:
         fitted = Fit.load(fit_file)
         mlp = None if model is None else MLP.load(model)
         verified = quad4fhe.verify(fitted, mlp, calib, progress, engine=engine, workers=workers)

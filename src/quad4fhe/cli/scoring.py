@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
-from quad4fhe.cli.app import FitFile, JsonFlag, app, print_json, print_table, say
+from quad4fhe.cli.app import FitFile, JsonFlag, app, at_work, print_json, print_table, say
 from quad4fhe.cli.encrypted import csv_text
 from quad4fhe.data.files import read_samples
 from quad4fhe.fit import Fit
@@ -78,8 +77,7 @@ def score_command(
     Exit 1: some requests were damaged or failed; every other has its reply.
     """
     given = None if plan is None else read_plan(plan)
-    # Ray prints what it has to say about dead workers on standard output, which is for the result alone.
-    with Reporter() as progress, contextlib.redirect_stdout(sys.stderr):
+    with at_work() as progress:
         fitted = Fit.load(fit_file)
         found = score(
             fitted,
