@@ -42,7 +42,7 @@ from quad4fhe.he.session import Client, Request, Server
 PROGRAM = "from quad4fhe.cli import entry_point; entry_point()"
 OCTETS = {"content-type": "application/octet-stream"}
 OTTO = (93, 256, 9)
-BLOCK = 2**20
+BLOCK = 2**18
 WANTED = 0.8  # of the in-process rate
 
 

@@ -281,3 +281,8 @@ def test_a_stopped_server_leaves_no_file_and_no_worker(fits, tmp_path: Path, mon
         assert running.stop(signal.SIGTERM) in (0, -signal.SIGTERM)
     assert not list(tmp_path.glob("quad4fhe-*"))
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def test_the_limit_on_unread_bytes_is_the_one_uvicorn_goes_by() -> None:
+    httptools_impl = pytest.importorskip("uvicorn.protocols.http.httptools_impl")
+    assert "HIGH_WATER_LIMIT" in httptools_impl.HttpToolsProtocol.on_body.__code__.co_names

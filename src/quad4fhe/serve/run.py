@@ -24,6 +24,7 @@ from quad4fhe.errors import InputError, MissingExtraError
 
 try:
     import uvicorn
+    from uvicorn.protocols.http import httptools_impl
 
     from quad4fhe.serve.app import Limits, Service
 except ImportError as error:
@@ -37,6 +38,9 @@ from quad4fhe.serve.process import Process
 __all__ = ["Address", "Hosted", "Limits", "read_tokens", "serve"]
 
 log = logging.getLogger("quad4fhe.serve")
+# uvicorn stops reading once a request has this many bytes unread, 2^16 unless told. A body of megabytes then stops
+# after every read, and takes a third longer; with this much it flows.
+httptools_impl.HIGH_WATER_LIMIT = 2**20  # type: ignore[attr-defined]  # no option of uvicorn sets it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ try:
 except ImportError:
     raise MissingExtraError("httpx", "serve", "the client of a server") from None
 
-_BLOCK = 2**20
+_BLOCK = 2**18
 _LONGEST_PAUSE = 30.0
 _AGAIN = (408, 429, 503)  # refused before or without an answer: the same request may succeed later
 
