@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import quad4fhe
@@ -86,3 +88,10 @@ def test_only_one_file_imports_the_seal_binding() -> None:
             if any(name.split(".")[0] == "seal" for name in names):
                 users.add(module)
     assert users <= {"he.seal"}
+
+
+def test_a_command_starts_without_what_only_some_commands_need() -> None:
+    heavy = ["scipy.optimize", "scipy.special", "torch", "ray", "matplotlib", "numba", "sklearn", "onnx", "pyarrow"]
+    program = f"import sys, quad4fhe.cli; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from quad4fhe._arrays import Array, BoolArray
 from quad4fhe.circuit.bounds import Bound
@@ -132,6 +131,8 @@ def batch_errors(scales: Scales, ring: int) -> Errors:
 
 def expected_changes(margins: Array, deviation: Array | float) -> float:
     """The expected number of decisions whose difference crosses zero, for Gaussian errors."""
+    from scipy.special import ndtr  # here: its import takes as long as a command that needs none of it
+
     spread = np.broadcast_to(np.asarray(deviation, dtype=np.float64), margins.shape)
     quiet = spread <= 0
     ratio = np.where(quiet, np.inf, margins / np.where(quiet, 1.0, spread))

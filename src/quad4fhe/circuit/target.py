@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from scipy.special import gammaincinv
 
 from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.circuit.bounds import Bound
@@ -49,6 +48,8 @@ def allowed_changes(calibration: int) -> float:
     The promise is one in a thousand on data not seen: a set a quarter as large as the calibration set keeps it in 99
     of 100 cases (Poisson). So small sets, which may lose none, get more precision than large ones.
     """
+    from scipy.special import gammaincinv  # here: see `error`
+
     quarter = math.floor(FAST_SHARE * calibration / 4)
     return 4 * float(gammaincinv(quarter + 1, 0.01))
 

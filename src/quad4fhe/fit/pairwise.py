@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from quad4fhe._arrays import Array, IntArray
 from quad4fhe.fit.qp import solve
@@ -97,6 +96,8 @@ class _ActiveRows:
 
         Lawson and Hanson's least-distance problem: the residual of a nonnegative least squares fit is the direction.
         """
+        from scipy.optimize import nnls  # here: its import takes as long as a command that needs none of it
+
         rows = np.vstack([self.rows, _SCALE_ROW])
         norms = np.linalg.norm(rows, axis=1)
         if norms.min() == 0:  # two classes that no statistic tells apart: the row itself is the contradiction
