@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +18,7 @@ import httpx
 import numpy as np
 
 from quad4fhe import MLP, Fit, fit
+from quad4fhe.serve.client import Remote
 
 PROGRAM = "from quad4fhe.cli import entry_point; entry_point()"
 START_SECONDS = 90
@@ -28,6 +31,19 @@ def small_fit(d: int, m: int, K: int, seed: int) -> Fit:
     W1, W2 = rng.normal(size=(m, d)) / np.sqrt(d), rng.normal(size=(K, m)) / np.sqrt(m)
     b2 = -np.median(np.maximum(X @ W1.T, 0) @ W2.T, axis=0)
     return fit(MLP(W1, np.zeros(m), W2, b2), X)
+
+
+def inside(fit: Fit, n: int) -> np.ndarray:
+    """Samples that the fit's input box holds."""
+    return np.random.default_rng(3).uniform(*fit.box, size=(n, fit.model.features))
+
+
+def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
 
 
 class RunningServer:
@@ -97,3 +113,11 @@ class RunningServer:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.put(line)
+
+
+def works(server: RunningServer, fit: Fit, *layouts: str) -> None:
+    """The next request in each layout (batch unless told) gets its right answer."""
+    X = inside(fit, 3)
+    for layout in layouts or ("batch",):
+        with Remote(server.url, model=fit.model.sha256, layout=layout, patience=60) as remote:
+            assert (remote.predict(X).decisions == fit.model.decide(X)).all()

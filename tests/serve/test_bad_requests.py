@@ -24,7 +24,7 @@ from quad4fhe.he import container
 from quad4fhe.he.container import HEADER_BYTES, Kind
 from quad4fhe.he.session import Client
 from quad4fhe.serve.client import Remote
-from serving import RunningServer, small_fit
+from serving import RunningServer, small_fit, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
 
@@ -305,13 +305,6 @@ def plans(server: RunningServer, fit: Fit) -> dict[str, Plan]:
     return out
 
 
-def works(server: RunningServer, fit: Fit) -> None:
-    X = np.random.default_rng(3).uniform(*fit.box, size=(2, 1))
-    for layout in ("batch", "packed"):
-        with Remote(server.url, layout=layout) as remote:
-            assert (remote.predict(X).decisions == fit.model.decide(X)).all()
-
-
 def held(server: RunningServer, spool: Path) -> dict[str, int]:
     """What a leak would make more of."""
     folder = next(spool.iterdir())
@@ -324,7 +317,7 @@ def held(server: RunningServer, spool: Path) -> dict[str, int]:
 
 
 def test_ten_thousand_bad_requests_are_refused_by_name_and_leave_nothing(server, fit, plans, spool: Path) -> None:
-    works(server, fit)
+    works(server, fit, "batch", "packed")
     mutations = Mutations(fit, plans, seed=11)
     connection = Connection(server.url)
     names, weights = zip(*Mutations.MANY, strict=True)
@@ -349,7 +342,7 @@ def test_ten_thousand_bad_requests_are_refused_by_name_and_leave_nothing(server,
     assert all(after[name] <= before[name] + 2 for name in ("descriptors", "threads", "files")), (before, after)
     assert after["bytes"] <= before["bytes"] + 2 * mutations.largest
     assert sum(map(memory, (server.process.pid, *workers))) <= used + 32 * 2**20
-    works(server, fit)
+    works(server, fit, "batch", "packed")
 
 
 def test_requests_that_never_end_are_given_up(server, fit, plans) -> None:
@@ -363,7 +356,7 @@ def test_requests_that_never_end_are_given_up(server, fit, plans) -> None:
         connection.close()
     assert server.workers() == workers
     assert server.healthy() == {"workers": 1, "busy": 0}
-    works(server, fit)
+    works(server, fit, "batch", "packed")
 
 
 def test_a_replayed_request_is_answered_again_with_the_same_bytes(server, fit, plans) -> None:
@@ -390,4 +383,4 @@ def test_bytes_that_are_no_http_are_refused(server, fit, plans) -> None:
         assert connection.ask(head, ends=True) in {GONE, 400, 404, 431}
         connection.close()
     assert server.workers() == workers
-    works(server, fit)
+    works(server, fit, "batch", "packed")

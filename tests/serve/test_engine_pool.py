@@ -8,14 +8,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import httpx
 import msgspec
-import numpy as np
 import pytest
 
 from quad4fhe import Fit, plan
@@ -28,19 +27,11 @@ from quad4fhe.serve.client import Remote
 from quad4fhe.serve.hired import Hired, set_up
 from quad4fhe.serve.pool import DeadlineError, Pool, WorkerLostError
 from quad4fhe.serve.worker import Job, ModelJob, Setup
-from serving import RunningServer, small_fit
+from serving import RunningServer, inside, until, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
 
 OCTETS = {"content-type": "application/octet-stream"}
-
-
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fit]:
-    file = tmp_path_factory.mktemp("fits") / "fit.safetensors"
-    made = small_fit(4, 8, 3, seed=1)
-    made.save(file)
-    return file, made
 
 
 @pytest.fixture(scope="module")
@@ -56,23 +47,6 @@ def server(fitted: tuple[Path, Fit], spool: Path) -> Iterator[RunningServer]:
     with RunningServer(fitted[0], *words, "--engine", "ray") as running:
         yield running
         assert "Traceback" not in "\n".join(running.log)
-
-
-def inside(fit: Fit, n: int) -> np.ndarray:
-    return np.random.default_rng(3).uniform(*fit.box, size=(n, fit.model.features))
-
-
-def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-
-
-def works(server: RunningServer, fit: Fit, layout: str = "batch") -> None:
-    X = inside(fit, 3)
-    with Remote(server.url, model=fit.model.sha256, layout=layout, patience=60) as remote:
-        assert (remote.predict(X).decisions == fit.model.decide(X)).all()
 
 
 def actor(server: RunningServer) -> int:

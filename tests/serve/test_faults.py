@@ -9,31 +9,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
 from quad4fhe import Fit
 from quad4fhe.he import container, keys
 from quad4fhe.he.session import Client
 from quad4fhe.serve.client import Remote, ServiceError
-from serving import RunningServer, small_fit
+from serving import RunningServer, inside, until, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
 
 OCTETS = {"content-type": "application/octet-stream"}
-
-
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fit]:
-    file = tmp_path_factory.mktemp("fits") / "fit.safetensors"
-    made = small_fit(4, 8, 3, seed=1)
-    made.save(file)
-    return file, made
 
 
 @pytest.fixture(scope="module")
@@ -43,23 +34,6 @@ def server(fitted: tuple[Path, Fit]) -> Iterator[RunningServer]:
     with RunningServer(fitted[0], *words) as running:
         yield running
         assert "Traceback" not in "\n".join(running.log)
-
-
-def inside(fit: Fit, n: int) -> np.ndarray:
-    return np.random.default_rng(3).uniform(*fit.box, size=(n, fit.model.features))
-
-
-def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def works(server: RunningServer, fit: Fit, layout: str = "batch") -> None:
-    X = inside(fit, 3)
-    with Remote(server.url, model=fit.model.sha256, layout=layout, patience=60) as remote:
-        assert (remote.predict(X).decisions == fit.model.decide(X)).all()
 
 
 def body(server: RunningServer, fit: Fit) -> tuple[str, bytes]:

@@ -21,7 +21,7 @@ from quad4fhe.he import container
 from quad4fhe.he.session import Client
 from quad4fhe.serve import linger
 from quad4fhe.serve.client import Remote
-from serving import RunningServer, small_fit
+from serving import RunningServer, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the server's processes by prlimit")
 
@@ -30,25 +30,10 @@ SMALL = ("--precision", "fast", "--samples", "4", "--workers", "1")
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fit]:
-    file = tmp_path_factory.mktemp("fits") / "fit.safetensors"
-    made = small_fit(4, 8, 3, seed=1)
-    made.save(file)
-    return file, made
-
-
-@pytest.fixture(scope="module")
 def server(fitted: tuple[Path, Fit]) -> Iterator[RunningServer]:
     with RunningServer(fitted[0], *SMALL) as running:
         yield running
         assert "Traceback" not in "\n".join(running.log)
-
-
-def works(server: RunningServer, fit: Fit) -> None:
-    X = np.random.default_rng(3).uniform(*fit.box, size=(3, fit.model.features))
-    for layout in ("batch", "packed"):
-        with Remote(server.url, layout=layout) as remote:
-            assert (remote.predict(X).decisions == fit.model.decide(X)).all()
 
 
 def plan_of(server: RunningServer, layout: str) -> Plan:
@@ -87,7 +72,7 @@ def test_a_body_the_disk_does_not_take_is_refused_and_the_next_one_works(server,
     assert answer.headers["retry-after"] == "10"
     assert "can't spool a request: File too large" in "\n".join(server.log)
     assert send(server, fitted[1]).status_code in (200, 204)
-    works(server, fitted[1])
+    works(server, fitted[1], "batch", "packed")
 
 
 def test_a_reply_the_disk_does_not_take_is_refused_and_the_worker_lives(server, fitted) -> None:
@@ -97,7 +82,7 @@ def test_a_reply_the_disk_does_not_take_is_refused_and_the_worker_lives(server, 
     assert answer.status_code == 503
     assert answer.json() == {"error": "the server has no room for the reply"}
     assert server.workers() == workers
-    works(server, fitted[1])
+    works(server, fitted[1], "batch", "packed")
 
 
 @pytest.fixture
@@ -133,16 +118,16 @@ def test_a_full_disk_is_a_clear_refusal_until_there_is_room_again(fitted, small_
             filler.unlink()
             assert send(running, fit).status_code in (200, 204)
         assert "No space left on device" in "\n".join(running.log)
-        works(running, fit)
+        works(running, fit, "batch", "packed")
 
 
 def test_a_worker_without_memory_refuses_and_goes_on(server, fitted) -> None:
-    works(server, fitted[1])
+    works(server, fitted[1], "batch", "packed")
     with limited(server.workers()[0], resource.RLIMIT_DATA, 2**20):
         answer = upload_keys(server, fitted[1])
         assert answer.status_code == 503
         assert "memory" in answer.json()["error"] or "worker ended" in answer.json()["error"]
-    works(server, fitted[1])
+    works(server, fitted[1], "batch", "packed")
 
 
 def test_workers_have_a_limit_from_the_start(server) -> None:
