@@ -13,8 +13,8 @@ test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	# Many small problems: threads of the BLAS would only wait for each other.
-	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest
+	# Many small problems: threads of the BLAS would only wait for each other. Files side by side, one per core up to four.
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # Without the notice that the theme is kept until May 2027 only; its successor, Zensical, reads the same mkdocs.yml.
 docs: $(VENV)/.docs
