@@ -239,6 +239,49 @@ team.gather([("pid", 600.0)] * 2)
 """
 
 
+class _Late:
+    """A queue from which everything comes a second late."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def get(self) -> Any:
+        got = self._source.get()
+        time.sleep(1)
+        return got
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_waits_for_a_team_that_another_thread_closes_learns_that_it_is_lost(name: str, late: bool) -> None:
+    found: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            opened.gather([("pid", 60.0)] * 3)
+        except BaseException as error:  # whatever it is, the test looks at it
+            found.append(error)
+
+    opened: Any = engine(name, 2).open(errands.made)
+    if late and name == "local":  # the worker's end is heard of when everything is closed
+        opened._crew._outcomes = _Late(opened._crew._outcomes)
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    time.sleep(0.5)
+    opened.close()
+    thread.join(30)
+    assert not thread.is_alive(), "it waits for ever"
+    assert [type(error) for error in found] == [WorkerLostError]
+
+
+def test_a_team_that_was_closed_takes_nothing_more(name: str) -> None:
+    opened = engine(name, 2).open(errands.made)
+    opened.close()
+    with pytest.raises(WorkerLostError, match="closed"):
+        opened.gather([("square", 1)])
+    with pytest.raises(WorkerLostError, match="closed"):
+        list(opened.stream([("square", 1)]))
+
+
 def test_local_workers_end_when_the_driver_is_killed_and_a_script_needs_no_guard() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     driver = subprocess.Popen([sys.executable, "-c", _ORPHANS], stdout=subprocess.PIPE, env=environment)

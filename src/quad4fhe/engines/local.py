@@ -99,11 +99,11 @@ class _Processes:
                 return process.place, outcome
 
     def close(self) -> None:
-        for process in self._at:
-            if process is not None:
-                process.kill()
-        for place in range(self.size):
-            self.stop(place)
+        processes = [process for process in self._at if process is not None]
+        for process in processes:
+            process.kill()
+        for process in processes:  # each stays in its place, so that `next` still takes what it has to say
+            process.end()
 
 
 class _Process:

@@ -161,9 +161,9 @@ class _Actors:
 
     def stop(self, place: int) -> None:
         self._open[place].clear()
-        if self._at[place] is not None:
-            ray.kill(self._at[place])
-            self._at[place] = None
+        actor, self._at[place] = self._at[place], None
+        if actor is not None:
+            ray.kill(actor)
 
     def give(self, place: int, task: Any) -> None:
         self._open[place].append(self._at[place].do.remote(task))
@@ -173,11 +173,14 @@ class _Actors:
 
     def next(self) -> tuple[int, Outcome]:
         # An actor answers in order, so only the oldest question of each can be next.
-        first = {refs[0]: place for place, refs in enumerate(self._open) if refs}
+        first = {refs[0]: place for place, refs in enumerate(map(list, self._open)) if refs}
+        if not first:
+            raise WorkerLostError("the team was closed")
         (ref,), _ = ray.wait(list(first), num_returns=1)
         place = first[ref]
         outcome = self._fetch(place, ref, None)
-        self._open[place].popleft()
+        with contextlib.suppress(IndexError):  # closed meanwhile by another thread
+            self._open[place].popleft()
         if isinstance(outcome, Lost):
             self.stop(place)
         return place, outcome

@@ -7,6 +7,7 @@ outcomes back; it decides nothing.
 from __future__ import annotations
 
 import pickle
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,7 +70,10 @@ class Crew(Protocol):
         """Wait until a fresh worker has set up."""
 
     def next(self) -> tuple[int, Outcome]:
-        """Wait for the next outcome of any place; after Lost, nothing more comes from that worker."""
+        """Wait for the next outcome of any place; after Lost, nothing more comes from that worker.
+
+        What was given before the crew was closed has an outcome, too.
+        """
 
     def close(self) -> None:
         """End every worker and whatever else was started."""
@@ -116,6 +120,8 @@ class CrewTeam:
         self._given: list[deque[_Item]] = [deque() for _ in range(crew.size)]
         self._alive = [False] * crew.size
         self._busy = False
+        self._closed = False
+        self._giving = threading.Lock()  # a team may be closed by another thread than the one that waits for it
         self.workers = crew.size
         self.lost = 0
         try:
@@ -141,7 +147,9 @@ class CrewTeam:
         self.close()
 
     def close(self) -> None:
-        """End every worker, whatever it is doing."""
+        """End every worker, whatever it is doing; who waits for one, in another thread, learns that it is lost."""
+        with self._giving:
+            self._closed = True
         self._crew.close()
 
     def stream(self, tasks: Iterable[Any], *, ahead: int = 0) -> Iterator[Done]:
@@ -234,11 +242,14 @@ class CrewTeam:
                 item = pick(place)
                 if item is None:
                     continue
-                if not self._alive[place]:
-                    self._crew.start(place)
-                    self._alive[place] = True
-                items.append(item)
-                self._crew.give(place, item.task)
+                with self._giving:
+                    if self._closed:
+                        raise WorkerLostError("the team was closed")
+                    if not self._alive[place]:
+                        self._crew.start(place)
+                        self._alive[place] = True
+                    items.append(item)
+                    self._crew.give(place, item.task)
 
     def _lost(self, outcome: Lost) -> WorkerLostError:
         each = "" if self._attempts == 1 else f" in each of {self._attempts} attempts"
