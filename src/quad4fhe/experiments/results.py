@@ -43,8 +43,8 @@ _HOW = """## How it was run
   baselines ("seed").
 - Encrypted figures are real CKKS: plans are for 4,096 samples, layout batch encrypts the whole test set, layout packed
   its first 16 samples, the paper's own circuit its first 64. Seconds in plans are forecasts for one core of the
-  reference machine (AMD EPYC, 2.45 GHz); those of the paper's circuit are CPU time here, one thread, next to other
-  work.
+  reference machine (AMD EPYC, 2.45 GHz); those of the paper's circuit are CPU time here, one thread, and at N = 2^14
+  the least of the sweep's five scales, which all cost the same.
 """
 
 _DEVIATIONS = """## Deviations from the paper
