@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,11 @@ hypothesis.settings.register_profile(
     "quad4fhe", deadline=None, max_examples=40, derandomize="CI" in os.environ, print_blob=True
 )
 hypothesis.settings.load_profile("quad4fhe")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and processes inherit it: tests that interrupt others
+# would then wait for nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 MODELS = ("breast_cancer", "diabetes", "shuttle", "otto", "sst5")
