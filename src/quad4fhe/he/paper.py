@@ -112,10 +112,10 @@ class PaperCircuit:
         self._giant = -(-self.span // self._baby)
         self._diagonals = [self._chunk_diagonals(chunk) for chunk in range(self.chunks)]
         self._bias = self._encode(_padded(mlp.b1, self.width), self.scale, 1)
-        self._output_level = activation.depth - 1
+        self._output_level = depth - 1  # where a scheme has levels to spare, they are dropped before the second layer
         q = self._prime(self._output_level)
         self._classes = [self._encode(_padded(row, self.width), float(q), self._output_level) for row in mlp.W2]
-        self._constants = [self._encode(np.full(self.width, b), self.scale, activation.depth) for b in mlp.b2]
+        self._constants = [self._encode(np.full(self.width, b), self.scale, depth) for b in mlp.b2]
         keys = EvaluationKeys(self.key.relin_keys(), self.key.galois_keys(self._steps()))
         self.key_bytes = keys.size
         self._relin = self.context.relin_keys(keys.relin)
@@ -149,6 +149,7 @@ class PaperCircuit:
         hidden = self._product(inputs)
         middle = time.process_time()
         active = self._activate(hidden)
+        self.context.evaluator.mod_switch_to_inplace(active, self.context.level(self._output_level))
         late = time.process_time()
         out = [self._output(active, k) for k in range(self.mlp.outputs)]
         self.seconds = {"product": middle - start, "activation": late - middle, "output": time.process_time() - late}
@@ -230,7 +231,7 @@ class PaperCircuit:
             turn //= 2
         bias = self._constants[k]
         if out.scale() != self.scale:
-            bias = self._encode(np.full(self.width, self.mlp.b2[k]), out.scale(), self.activation.depth)
+            bias = self._encode(np.full(self.width, self.mlp.b2[k]), out.scale(), self._output_level + 1)
         evaluator.add_plain_inplace(out, bias)
         return out
 
