@@ -36,6 +36,15 @@ def test_the_papers_circuit_equals_its_plaintext(activation: Activation, depth: 
     assert set(circuit.seconds) == {"product", "activation", "output"}
 
 
+@pytest.mark.parametrize("activation", [SQUARE, quad(0.1, 0.5, 0.2)], ids=["Square", "Quad"])
+def test_levels_to_spare_are_dropped_before_the_second_layer(activation: Activation) -> None:
+    circuit = PaperCircuit(network(6, 1024, 2), activation, depth=5)
+    X = np.random.default_rng(1).normal(size=(circuit.batch, 6))
+    replies = circuit.evaluate(circuit.encrypt(X))
+    assert [reply.coeff_modulus_size() for reply in replies] == [1, 1]  # nothing but the first prime is left
+    assert np.abs(circuit.decrypt(replies, len(X)) - circuit.plaintext_logits(X)).max() < 1e-3
+
+
 def test_features_beyond_the_width_are_chunked() -> None:
     circuit = PaperCircuit(network(40, 16, 2), quad(0.1, 0.5, 0.2))
     assert (circuit.chunks, circuit.span) == (3, 16)
