@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from quad4fhe.experiments.published import CIRCUITS, fulltrain, smallpool
 from quad4fhe.experiments.recipes import RECIPES
 from quad4fhe.experiments.results import results
-from quad4fhe.experiments.tables.shape import mean_and_spread, percent, points, signed, table, three_lines, title
+from quad4fhe.experiments.schedule import TABLES, tasks
+from quad4fhe.experiments.store import Store
+from quad4fhe.experiments.tables import ckks, ours, plain, pools
+from quad4fhe.experiments.tables.shape import Runs, mean_and_spread, percent, points, signed, table, three_lines, title
 
 # As printed: ReLU, Square, Remez-7, OLA, Precise, Quad accuracy, agreement, macro-F1.
 PRINTED = {
@@ -78,3 +84,45 @@ def test_without_runs_the_document_says_so_in_every_row_and_its_tables_are_whole
 def test_rows_on_other_data_say_so() -> None:
     for each in RECIPES:
         assert each.same == ("*(" not in title(each.name))
+
+
+SHOWN: dict[str, list[Callable[[Runs], str]]] = {
+    "mlp": [plain.mlp],
+    "binary": [plain.feasibility],
+    "diagnostics": [plain.diagnostics],
+    "smallpool": [pools.accuracy, pools.agreement, pools.regimes],
+    "frozen": [plain.frozen],
+    "widths": [plain.widths],
+    "families": [ours.families],
+    "encrypted": [ckks.folded, ckks.changes],
+    "ckks": [ckks.minimum, ckks.operations, ckks.sweep],
+    "seeds": [ours.seeds],
+    "classes": [ours.by_class, ours.class_spread],
+    "margins": [ours.deciles, ours.dropped],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_asks_for_every_run_that_it_shows_and_for_no_other(name: str) -> None:
+    folder = Path(__file__).parents[2] / "results"
+    if not (folder / "runs").is_dir():
+        pytest.skip("the committed results are not here")
+    records = Store(folder).records()
+    wanted = set(tasks([name]))
+    every, own = Runs.of(records), Runs.of([record for record in records if record.task in wanted])
+    assert len(own.found) == len(wanted)
+    whole = [show(every) for show in SHOWN[name]]
+    assert [show(own) for show in SHOWN[name]] == whole
+    for task in wanted:
+        fewer = Runs({other: record for other, record in own.found.items() if other != task})
+        assert [show(fewer) for show in SHOWN[name]] != whole, f"{task.label} is not shown"
+
+
+def test_where_the_kind_of_regime_depends_on_the_seed_the_document_says_so() -> None:
+    folder = Path(__file__).parents[2] / "results"
+    if not (folder / "runs").is_dir():
+        pytest.skip("the committed results are not here")
+    text = results(Store(folder).records())
+    assert "21 of 21 full-train models on the paper's own data" in text
+    assert "At width 256, BWC is hard at 1, rch at 4 of 5 seeds." in text
+    assert "Diabetes at 20%: hard published, rch(0.1) here (954 rows there, 1908 here)." in text

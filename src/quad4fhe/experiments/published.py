@@ -19,6 +19,7 @@ class Published:
     regime: str
     n_cal: int
     n_test: int
+    pairs: float | None
     alpha: float | None
     beta: float | None
     eta: float | None
@@ -30,6 +31,7 @@ class Published:
     normalised_margin: float | None
     slack_count: float | None
     slack_sum: float | None
+    slack_max: float | None
     accuracy: float | None
     macro_f1: float | None
     auc: float | None

@@ -58,13 +58,14 @@ def tasks(tables: Sequence[str] = (), *, quick: bool = False) -> list[Task]:
     if quick:
         return _quick(wanted)
     rest = tuple(width for width in WIDTHS if width != WIDTH)
-    full = {"diagnostics", "widths", "seeds", "classes", "margins"}
+    full = {"diagnostics", "widths", "margins"}
+    beyond = {"families", "encrypted", "diagnostics", "seeds", "classes", "margins"}
     groups: list[tuple[set[str], list[Task]]] = [
         (full | {"binary"}, _tasks("plain", BINARY_SETS)),
         (full | {"mlp"}, _tasks("plain", MLP_SETS)),
         (full | {"frozen"}, _tasks("plain", FROZEN_SETS)),
         ({"smallpool"}, _tasks("pool", ALL_SETS)),
-        ({"families", "encrypted", "mlp", "frozen", "classes", "seeds"}, _tasks("families", _cheapest_first(ALL_SETS))),
+        *((beyond | _showing(name), _tasks("families", [name])) for name in _cheapest_first(ALL_SETS)),
         ({"ckks"}, _tasks("ckks", CKKS_SETS)),
         ({"widths"}, _tasks("plain", ALL_SETS, rest)),
         ({"smallpool"}, _tasks("pool", BINARY_SETS, seeds=SEEDS)),
@@ -73,11 +74,18 @@ def tasks(tables: Sequence[str] = (), *, quick: bool = False) -> list[Task]:
     return [task for names, group in groups if names & wanted for task in group]
 
 
+def _showing(name: str) -> set[str]:
+    """The tables of single sets that show this one's families."""
+    own = "binary" if name in BINARY_SETS else "mlp" if name in MLP_SETS else "frozen"
+    return {own, "ckks"} if name in CKKS_SETS else {own}
+
+
 def _quick(wanted: set[str]) -> list[Task]:
+    elsewhere = {"smallpool", "ckks"}
     groups: list[tuple[set[str], list[Task]]] = [
-        (wanted - {"smallpool", "ckks", "families", "encrypted"}, _tasks("plain", QUICK_SETS, (QUICK_WIDTH,))),
+        (wanted - elsewhere - {"families", "encrypted", "classes"}, _tasks("plain", QUICK_SETS, (QUICK_WIDTH,))),
         ({"smallpool"}, _tasks("pool", QUICK_SETS[:1], (QUICK_WIDTH,))),
-        ({"families", "encrypted"}, _tasks("families", QUICK_SETS[:1], (QUICK_WIDTH,))),
+        (wanted - elsewhere - {"widths"}, _tasks("families", QUICK_SETS[:1], (QUICK_WIDTH,))),
     ]
     return [task for names, group in groups if names & wanted for task in group]
 

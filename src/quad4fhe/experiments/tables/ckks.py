@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quad4fhe.data.sets import data_set
 from quad4fhe.experiments.published import CIRCUITS, OPERATIONS
 from quad4fhe.experiments.records import Circuit, Encrypted, Record
 from quad4fhe.experiments.schedule import ALL_SETS, CKKS_SETS
@@ -11,6 +12,7 @@ from quad4fhe.experiments.tables.shape import (
     Runs,
     fit_named,
     missing,
+    own_name,
     percent,
     signed,
     table,
@@ -24,7 +26,15 @@ SWEEP = (25, 30, 35, 40, 45)
 def folded(runs: Runs) -> str:
     """Every fit of every set as a folded circuit: plan, bill, and real encryption of test samples."""
     head = ["set", "fit", "layout", "precision", "N", "log Q", "up / sample", "down / sample", "keys"]
-    head += ["server µs / sample", "client µs / sample", "tried", "changed", "clipped", "Agr.", "acc."]
+    head += [
+        "server µs / sample (forecast)",
+        "client µs / sample (forecast)",
+        "tried",
+        "changed",
+        "clipped",
+        "Agr.",
+        "acc.",
+    ]
     rows = []
     for name in ALL_SETS:
         record = runs.get("families", name, runs.width(name))
@@ -36,6 +46,22 @@ def folded(runs: Runs) -> str:
             rows.append([shown, _label(record, each.fit), *_plan(each)])
             shown = ""
     return table(head, rows)
+
+
+def changes(runs: Runs) -> str:
+    """Decisions that encryption changed, over all circuits that were tried, also those the table leaves out."""
+    found = [record for name in ALL_SETS if (record := runs.get("families", name, runs.width(name))) is not None]
+    said = []
+    for precision in ("strict", "fast"):
+        tried = [(record, each) for record in found for each in record.encrypted if each.precision == precision]
+        changed = [(record, each) for record, each in tried if each.changed]
+        lost, every = sum(each.changed or 0 for _, each in changed), sum(each.tried for _, each in tried)
+        where = [f"{data_set(record.task.name).title}, {each.fit}, layout {each.layout}" for record, each in changed]
+        named = f" ({'; '.join(where)})" if where and precision == "strict" else ""
+        said.append(
+            f"{len(tried)} circuits of precision `{precision}` changed {lost} of {whole(every)} decisions{named}."
+        )
+    return "\n".join(said)
 
 
 def _best(record: Record) -> str:
@@ -52,7 +78,7 @@ def _chosen(record: Record) -> list[Encrypted]:
 
 
 def _label(record: Record, fit: str) -> str:
-    return f"{fit} (auto)" if fit == _best(record) else fit
+    return f"{own_name(fit)} (auto)" if fit == _best(record) else own_name(fit)
 
 
 def _plan(each: Encrypted) -> list[str]:
@@ -109,7 +135,7 @@ def minimum(runs: Runs) -> str:
         for each in families.encrypted if families is not None else []:
             if each.fit == "paper" and each.layout == "batch":
                 took = 1e3 * each.server_seconds / each.samples
-                label = f"folded Quad, batch, {each.precision}"
+                label = f"folded Quad, batch, {each.precision}; time forecast"
                 there = [percent(each.accuracy), f"{each.changed} of {each.tried}", "", ""]
                 rows.append(["", label, "", "", "", "", *there, f"{each.ring}, 3, {each.bits}", f"{took:.3g}"])
     return table(head, rows)

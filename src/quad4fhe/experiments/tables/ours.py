@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from quad4fhe.experiments.published import fulltrain
 from quad4fhe.experiments.recipes import SEED, WIDTH, recipe
@@ -15,6 +16,7 @@ from quad4fhe.experiments.tables.shape import (
     mean_and_spread,
     missing,
     number,
+    own_name,
     percent,
     points,
     table,
@@ -28,7 +30,7 @@ _SMALL = 10  # classes that still fit in one row
 
 def families(runs: Runs) -> str:
     """Calibration and test agreement of every family, and what auto chose."""
-    head = ["set", *(f"{name}, cal. / test" for name in FAMILIES), "auto chose", "auto over paper's fit"]
+    head = ["set", *(f"{own_name(name)}, cal. / test" for name in FAMILIES), "auto chose", "auto over the paper's fit"]
     rows = []
     for name in ALL_SETS:
         record = runs.get("families", name, runs.width(name))
@@ -58,8 +60,8 @@ def _of_seed(runs: Runs, name: str, seed: int, fit: str) -> tuple[Record, Fitted
 
 def seeds(runs: Runs) -> str:
     """Mean and standard deviation over the seeds of split, training and fit; the paper has one seed."""
-    head = ["set", "seeds", "ReLU acc.", "paper's Agr. (one seed)"]
-    head += [f"{what}, {name}" for name in _SEEDED for what in ("Agr.", "acc.")]
+    head = ["set", "seeds", "ReLU acc.", "published Agr. (one seed)"]
+    head += [f"{what}, {own_name(name)}" for name in _SEEDED for what in ("Agr.", "acc.")]
     head += ["regimes of the paper's fit"]
     rows = []
     for name in ALL_SETS:
@@ -91,6 +93,12 @@ def seed_range(runs: Runs, name: str) -> str:
     return f"{percent(min(agreed))} to {percent(max(agreed))}" if len(agreed) > 1 else NONE
 
 
+def seed_kinds(runs: Runs, name: str) -> list[str]:
+    """The kind of regime of the paper's fit at every seed: hard, rch or soft."""
+    found = [_of_seed(runs, name, seed, "paper") for seed in (SEED, *SEEDS)]
+    return [each[1].regime.split("(")[0] for each in found if each is not None]
+
+
 def _counted(words: Sequence[str]) -> str:
     return ", ".join(f"{word} x {words.count(word)}" for word in sorted(set(words)))
 
@@ -108,8 +116,8 @@ def by_class(runs: Runs) -> str:
                 continue
             label = title(name, record) if fit == "paper" else ""
             blank = [""] * (_SMALL - record.classes)
-            rows.append([label, f"F1, {fit}", *(percent(value) for value in own.class_f1), *blank])
-            rows.append(["", f"Agr., {fit}", *(percent(value) for value in own.class_agreement), *blank])
+            rows.append([label, f"F1, {own_name(fit)}", *(percent(value) for value in own.class_f1), *blank])
+            rows.append(["", f"Agr., {own_name(fit)}", *(percent(value) for value in own.class_agreement), *blank])
     return table(["set", "", *(f"class {c}" for c in range(_SMALL))], rows)
 
 
@@ -127,13 +135,13 @@ def class_spread(runs: Runs) -> str:
                 continue
             label = [title(name, record), str(record.classes)] if fit == "paper" else ["", ""]
             kept = sum(value == 1.0 for value in own.class_agreement)
-            rows.append([*label, fit, *_three(own.class_f1), *_three(own.class_agreement), str(kept)])
+            rows.append([*label, own_name(fit), *_three(own.class_f1), *_three(own.class_agreement), str(kept)])
     return table(head, rows)
 
 
 def _three(values: Sequence[float | None]) -> list[str]:
     known = sorted(value for value in values if value is not None)
-    return [percent(known[round(share * (len(known) - 1))]) for share in (0.0, 0.1, 0.5)]
+    return [percent(known[0]), percent(known[round(0.1 * (len(known) - 1))]), percent(median(known))]
 
 
 def deciles(runs: Runs) -> str:
@@ -149,7 +157,7 @@ def deciles(runs: Runs) -> str:
             own = fit_named(record, fit)
             if own is not None:
                 label = title(name, record) if fit == "paper" else ""
-                rows.append([label, fit, *(percent(value) for value in own.deciles)])
+                rows.append([label, own_name(fit), *(percent(value) for value in own.deciles)])
     return table(head, rows)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from quad4fhe.experiments.published import smallpool
-from quad4fhe.experiments.recipes import POOLS, SEED, recipe
+from quad4fhe.experiments.published import Published, smallpool
+from quad4fhe.experiments.recipes import POOLS, RECIPES, SEED, recipe
 from quad4fhe.experiments.records import Fitted, PoolResult, Record
 from quad4fhe.experiments.schedule import ALL_SETS, BINARY_SETS, SEEDS
-from quad4fhe.experiments.tables.shape import NONE, Runs, missing, percent, points, table, title
+from quad4fhe.experiments.tables.shape import NONE, Runs, missing, own_name, percent, points, table, title
 
 
 def accuracy(runs: Runs) -> str:
@@ -42,9 +42,39 @@ def agreement(runs: Runs) -> str:
         cells = [f"{percent(each.agreement_test)} [{each.n_cal}]" if each else NONE for each in theirs]
         rows.append([title(name, record), "paper", *cells])
         for fit in ("paper", "polished", "auto"):
-            label = "ours, the paper's fit" if fit == "paper" else f"ours, {fit}"
-            rows.append(["", label, *(_cell(pool, fit) for pool in record.pools)])
+            rows.append(["", f"ours, {own_name(fit)}", *(_cell(pool, fit) for pool in record.pools)])
+            if fit == "paper":
+                rows.append(["", "difference", *(_apart(pool, fit, each) for pool, each in _beside(record))])
     return table(head, rows)
+
+
+def _beside(record: Record) -> list[tuple[PoolResult, Published | None]]:
+    """Every pool of a run with its published row."""
+    return [(pool, smallpool(recipe(record.task.name).paper, pool.share)) for pool in record.pools]
+
+
+def _apart(pool: PoolResult, fit: str, theirs: Published | None) -> str:
+    own = _own(pool, fit)
+    return points(own.measured.agreement_test if own else None, theirs.agreement_test if theirs else None)
+
+
+def differing(runs: Runs, close: float) -> list[str]:
+    """One line for each pool of the paper's own data with another kind of regime, or agreement further than `close`."""
+    lines = []
+    for each in RECIPES:
+        record = runs.get("pool", each.name)
+        for pool, theirs in _beside(record) if record is not None and each.same else []:
+            own = _own(pool, "paper")
+            if own is None or theirs is None or theirs.agreement_test is None:
+                continue
+            where = f"{title(each.name)} at {100 * pool.share:g}%"
+            rows = f"({theirs.n_cal} rows there, {pool.rows} here)"
+            if own.regime.split("(")[0] != theirs.regime.split("(")[0]:
+                lines.append(f"{where}: {theirs.regime} published, {own.regime} here {rows}.")
+            if abs(own.measured.agreement_test - theirs.agreement_test) > close:
+                kept = f"{percent(theirs.agreement_test)} published, {percent(own.measured.agreement_test)} here"
+                lines.append(f"{where}: agreement {kept} {rows}.")
+    return lines
 
 
 def regimes(runs: Runs) -> str:

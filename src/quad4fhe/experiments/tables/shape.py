@@ -42,6 +42,11 @@ def fit_named(record: Record | None, name: str) -> Fitted | None:
     return None if record is None else next((each for each in record.fits if each.name == name), None)
 
 
+def own_name(fit: str) -> str:
+    """What the tables call one of our fits: *paper* alone is the published figure."""
+    return "the paper's fit" if fit == "paper" else fit
+
+
 def baseline_named(record: Record | None, name: str) -> Measured | None:
     """One of a run's baselines."""
     return None if record is None else next((each for each in record.baselines if each.name == name), None)
@@ -109,6 +114,8 @@ def missing(label: str, columns: int) -> list[str]:
 
 def mean_and_spread(values: Sequence[float]) -> str:
     """Mean and standard deviation (n - 1) of shares, in percent."""
+    if not values:
+        return NONE
     mean = sum(values) / len(values)
     if len(values) < 2:
         return percent(mean)
