@@ -10,10 +10,20 @@ import pytest
 from quad4fhe.experiments.published import CIRCUITS, fulltrain, smallpool
 from quad4fhe.experiments.recipes import RECIPES
 from quad4fhe.experiments.results import results
-from quad4fhe.experiments.schedule import TABLES, tasks
+from quad4fhe.experiments.schedule import ALL_SETS, TABLES, tasks
 from quad4fhe.experiments.store import Store
 from quad4fhe.experiments.tables import ckks, ours, plain, pools
-from quad4fhe.experiments.tables.shape import Runs, mean_and_spread, percent, points, signed, table, three_lines, title
+from quad4fhe.experiments.tables.shape import (
+    Runs,
+    fit_named,
+    mean_and_spread,
+    percent,
+    points,
+    signed,
+    table,
+    three_lines,
+    title,
+)
 
 # As printed: ReLU, Square, Remez-7, OLA, Precise, Quad accuracy, agreement, macro-F1.
 PRINTED = {
@@ -126,3 +136,16 @@ def test_where_the_kind_of_regime_depends_on_the_seed_the_document_says_so() -> 
     assert "21 of 21 full-train models on the paper's own data" in text
     assert "At width 256, BWC is hard at 1, rch at 4 of 5 seeds." in text
     assert "Diabetes at 20%: hard published, rch(0.1) here (954 rows there, 1908 here)." in text
+
+
+def test_runs_that_make_the_same_fit_agree_on_it() -> None:
+    folder = Path(__file__).parents[2] / "results"
+    if not (folder / "runs").is_dir():
+        pytest.skip("the committed results are not here")
+    runs = Runs.of(Store(folder).records())
+    for name in ALL_SETS:
+        for fit in ("paper", "polished"):
+            first, second = (fit_named(runs.get(kind, name), fit) for kind in ("plain", "families"))
+            assert first is not None
+            assert second is not None
+            assert first.measured == second.measured, (name, fit)
