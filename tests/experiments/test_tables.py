@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,3 +150,13 @@ def test_runs_that_make_the_same_fit_agree_on_it() -> None:
             assert first is not None
             assert second is not None
             assert first.measured == second.measured, (name, fit)
+
+
+def test_what_the_document_says_of_random_pools_is_what_was_measured() -> None:
+    file = Path(__file__).parents[2] / "benchmarks" / "pools.json"
+    measured = {(row["set"], row["rows"]): row for row in json.loads(file.read_text())["pools"]}
+    found = [measured["diabetes", rows]["hard"] for rows in (238, 476, 954, 1908)]
+    assert {row["draws"] for row in measured.values()} == {100}
+    assert found[-1] == 0
+    text = " ".join(results([]).split())
+    assert "238, 476 and 954 rows, are hard in {}, {} and {} of them".format(*found) in text
