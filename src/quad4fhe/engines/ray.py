@@ -135,7 +135,7 @@ class _Worker:
     def ready(self) -> Outcome:
         return Answered(None) if isinstance(self._made, Answered) else self._made
 
-    def do(self, task: Any) -> Outcome:
+    def do(self, task: Any, _ready: Outcome) -> Outcome:
         if isinstance(self._made, Failed):
             return Lost(f"its set-up failed ({one_line(self._made.error)})", started=False)
         return attempt(self._made.value, task)
@@ -166,7 +166,9 @@ class _Actors:
             ray.kill(actor)
 
     def give(self, place: int, task: Any) -> None:
-        self._open[place].append(self._at[place].do.remote(task))
+        # With what `ready` returned, so that Ray sends the task after that has arrived: a worker that a task kills at
+        # once would otherwise look like one that never started.
+        self._open[place].append(self._at[place].do.remote(task, self._ready[place]))
 
     def ready(self, place: int) -> Outcome:
         return self._fetch(place, self._ready[place], _START_SECONDS)
