@@ -81,7 +81,7 @@ def left_alone(*sources: Rows | None) -> Iterator[None]:
     """Work that holds only if no file of these sources changes meanwhile; if one did, that is what went wrong."""
     try:
         yield
-    except Exception:
+    except Exception:  # whatever it is, a changed file is the likelier reason
         _refuse_changed(sources)
         raise
     _refuse_changed(sources)

@@ -30,7 +30,7 @@ def checked(part: str, name: str, check: Callable[[], str], fix: str) -> Finding
     """Run a check that says what it found, or raises whatever is wrong."""
     try:
         says = check()
-    except Exception as error:
+    except Exception as error:  # a check may raise anything, and what it is is its finding
         return Finding(
             part=part, name=name, status="failed", says=f"{type(error).__name__}: {one_line(error)}", fix=fix
         )

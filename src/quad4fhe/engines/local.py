@@ -57,7 +57,7 @@ def pickled(make: Callable[[], Work]) -> bytes:
     """`make` as a worker gets it."""
     try:
         return pickle.dumps(make)
-    except Exception as error:
+    except Exception as error:  # of many kinds: whatever a class raises that can not be pickled
         raise InputError(
             f"what workers set up can't be pickled ({one_line(error)}); use functions of a module"
         ) from None
@@ -162,7 +162,7 @@ class _Process:
     def _ask(self, task: Any, started: bool) -> Outcome:
         try:
             data = pickle.dumps(task, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
+        except Exception as error:  # the same of a task
             return Failed(portable(error))
         return self._exchange(_LENGTH.pack(len(data)), data, started=started)
 
