@@ -175,6 +175,7 @@ class _Actors:
 
     def next(self) -> tuple[int, Outcome]:
         # An actor answers in order, so only the oldest question of each can be next.
+        # Copies, as another thread may close the team meanwhile.
         first = {refs[0]: place for place, refs in enumerate(map(list, self._open)) if refs}
         if not first:
             raise WorkerLostError("the team was closed")

@@ -17,7 +17,7 @@ from quad4fhe.experiments.records import Record
 from quad4fhe.experiments.schedule import tasks
 from quad4fhe.experiments.store import Store
 from quad4fhe.experiments.tables import ckks, ours, plain, pools
-from quad4fhe.experiments.tables.shape import NONE, Runs, fit_named, percent, points, table, title
+from quad4fhe.experiments.tables.shape import NONE, Runs, fit_named, kind_of, percent, points, table, title
 
 CLOSE = 0.02
 """How far agreement may be from the paper's where data and recipe are the same."""
@@ -51,8 +51,8 @@ _HOW = """## How it was run
   baselines ("seed").
 - Encrypted figures are real CKKS: plans are for 4,096 samples, layout batch encrypts the whole test set, layout packed
   its first 16 samples, the paper's own circuit its first 64, so its accuracies are coarse. Times of folded circuits
-  are the plans' forecasts for one core of the reference machine (AMD EPYC, 2.45 GHz, idle; measured times are in the
-  JSON files and higher, as the machine was not idle); those of the paper's circuit are CPU time here, one thread,
+  are the plans' forecasts for one core of the reference machine (AMD EPYC, 2.45 GHz, idle; times measured here, beside
+  other work, are in the JSON files and higher); those of the paper's circuit are CPU time here, one thread,
   and at N = 2^14 the least of the sweep's five scales, which all cost the same.
 - Samples outside the calibration box are clipped to it before they are encrypted ("clipped" counts them); "changed" are
   decisions that differ from the same quadratic model in the clear on the same clipped samples. Agreement and accuracy
@@ -79,8 +79,8 @@ _DEVIATIONS = """## Deviations from the paper
   misses a rare class is fitted, and noted.
 - Diabetes is hard at 5, 10 and 20% in the paper, and mostly not here. Tested (`benchmarks/pools.py`): with our model
   kept and 100 random draws, pools of the published sizes, 238, 476 and 954 rows, are hard in 88, 67 and 13 of them,
-  pools of our largest size, 1,908 rows, in none. So the number of rows explains 5 and 10%; at 20% the published pool
-  was a lucky draw, or its model another one.
+  pools of our largest size, 1,908 rows, in none. So at 5 and 10% the published regime is what pools of its size
+  mostly give; at 20% the published pool was a lucky draw, or its model another one.
 - Regimes are compared by kind: the weight C in brackets is the best of six by calibration agreement, and the best and
   the second often differ by a few samples in ten thousand.
 - Baselines depend on the range of the pre-activations, so on the model: [docs/baselines.md](../docs/baselines.md) says
@@ -191,7 +191,7 @@ def _bars(runs: Runs) -> str:
                 continue
             total += 1
             agreed = own.measured.agreement_test
-            same = own.regime.split("(")[0] == theirs.regime.split("(")[0]
+            same = kind_of(own.regime) == kind_of(theirs.regime)
             close = abs(agreed - theirs.agreement_test) <= CLOSE
             good += same and close
             faults = [] if same else ["regime differs"]

@@ -13,6 +13,7 @@ from quad4fhe.experiments.tables.shape import (
     NONE,
     Runs,
     fit_named,
+    kind_of,
     mean_and_spread,
     missing,
     number,
@@ -96,7 +97,7 @@ def seed_range(runs: Runs, name: str) -> str:
 def seed_kinds(runs: Runs, name: str) -> list[str]:
     """The kind of regime of the paper's fit at every seed: hard, rch or soft."""
     found = [_of_seed(runs, name, seed, "paper") for seed in (SEED, *SEEDS)]
-    return [each[1].regime.split("(")[0] for each in found if each is not None]
+    return [kind_of(each[1].regime) for each in found if each is not None]
 
 
 def _counted(words: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from quad4fhe.experiments.tables.shape import (
     Runs,
     baseline_named,
     fit_named,
+    kind_of,
     missing,
     number,
     percent,
@@ -218,8 +219,7 @@ def _moved(ours: float | None, paper: float | None, digits: int) -> str:
 
 
 def _same(ours: str, paper: str) -> str:
-    """Whether two regimes are of one kind; the weight or cap in brackets may differ."""
-    return "same" if ours.split("(")[0] == paper.split("(")[0] else "differs"
+    return "same" if kind_of(ours) == kind_of(paper) else "differs"
 
 
 def widths(runs: Runs) -> str:

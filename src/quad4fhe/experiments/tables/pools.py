@@ -6,7 +6,7 @@ from quad4fhe.experiments.published import Published, smallpool
 from quad4fhe.experiments.recipes import POOLS, RECIPES, SEED, recipe
 from quad4fhe.experiments.records import Fitted, PoolResult, Record
 from quad4fhe.experiments.schedule import ALL_SETS, BINARY_SETS, SEEDS
-from quad4fhe.experiments.tables.shape import NONE, Runs, missing, own_name, percent, points, table, title
+from quad4fhe.experiments.tables.shape import NONE, Runs, kind_of, missing, own_name, percent, points, table, title
 
 
 def accuracy(runs: Runs) -> str:
@@ -69,7 +69,7 @@ def differing(runs: Runs, close: float) -> list[str]:
                 continue
             where = f"{title(each.name)} at {100 * pool.share:g}%"
             rows = f"({theirs.n_cal} rows there, {pool.rows} here)"
-            if own.regime.split("(")[0] != theirs.regime.split("(")[0]:
+            if kind_of(own.regime) != kind_of(theirs.regime):
                 lines.append(f"{where}: {theirs.regime} published, {own.regime} here {rows}.")
             if abs(own.measured.agreement_test - theirs.agreement_test) > close:
                 kept = f"{percent(theirs.agreement_test)} published, {percent(own.measured.agreement_test)} here"

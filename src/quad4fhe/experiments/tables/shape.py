@@ -47,6 +47,11 @@ def own_name(fit: str) -> str:
     return "the paper's fit" if fit == "paper" else fit
 
 
+def kind_of(regime: str) -> str:
+    """hard, rch or soft: the weight or cap in brackets may differ between two runs of one kind."""
+    return regime.split("(")[0]
+
+
 def baseline_named(record: Record | None, name: str) -> Measured | None:
     """One of a run's baselines."""
     return None if record is None else next((each for each in record.baselines if each.name == name), None)
