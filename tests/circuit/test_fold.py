@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from quad4fhe import InputError, QuadraticModel
 from quad4fhe.circuit.bounds import bound
+from quad4fhe.circuit.dyadic import Dyadic
 from quad4fhe.circuit.fold import FORMS, centred, fold, forms
 from quad4fhe.circuit.quantise import Scales, quantise
 from standins import heads, random_model
@@ -85,12 +86,38 @@ def test_a_zero_alpha_with_a_linear_term_has_no_square_form() -> None:
     assert forms(zero) == FORMS
 
 
-def test_centring_keeps_every_difference_between_classes() -> None:
+def exactly(array: np.ndarray) -> np.ndarray:
+    out = np.empty(array.shape, dtype=object)
+    out.ravel()[:] = [Fraction(value) for value in array.ravel().tolist()]
+    return out
+
+
+def fractions_of(numbers: Dyadic) -> np.ndarray:
+    return numbers.integers * Fraction(2) ** numbers.exponent
+
+
+def test_centring_keeps_every_difference_between_classes_exactly() -> None:
     model = random_model(5, 6, 4, free=True)
-    S, T, c = centred(model)
-    np.testing.assert_allclose(S[1] - S[3], model.S[1] - model.S[3], atol=1e-15)
-    np.testing.assert_allclose(T[0] - T[2], model.T[0] - model.T[2], atol=1e-15)
-    np.testing.assert_allclose(c[0] - c[3], model.c[0] - model.c[3], atol=1e-15)
+    for found, given in zip(centred(model), (model.S, model.T, model.c), strict=True):
+        exact, wanted = fractions_of(found), exactly(given)
+        assert np.all(exact[1:] - exact[:-1] == wanted[1:] - wanted[:-1])
+
+
+@pytest.mark.parametrize("far", [0.0, 1e6, 1.7e9, 1e11])
+def test_folding_is_exact_however_far_the_features_lie_from_zero(far: float) -> None:
+    model = random_model(5, 6, 3, free=True)
+    box = np.stack([far - np.ones(5), far + np.ones(5)])
+    circuit = fold(model, box, "skip")
+    assert circuit.exact is not None
+    assert circuit.exact.U is not None
+    x = exactly(far + np.random.default_rng(0).normal(size=5))
+    z = x - exactly(circuit.shift)
+    y = exactly(circuit.W).dot(z) + fractions_of(circuit.exact.t)
+    found = fractions_of(circuit.exact.V).dot(y * y) + fractions_of(circuit.exact.U).dot(z)
+    found = found + fractions_of(circuit.exact.c)
+    plain = exactly(model.W1).dot(x) + exactly(model.b1)
+    wanted = exactly(model.S).dot(plain * plain) + exactly(model.T).dot(plain) + exactly(model.c)
+    assert np.all(found[1:] - found[:-1] == wanted[1:] - wanted[:-1])
 
 
 def test_features_far_from_zero_are_shifted_to_the_box() -> None:
@@ -109,16 +136,17 @@ def test_a_box_upside_down_is_refused_by_feature() -> None:
 def test_integers_are_the_nearest_to_scale_times_weight(model: QuadraticModel, x: int, w: int, v: int) -> None:
     circuit = fold(model, np.stack([-np.ones(model.features), np.ones(model.features)]), "skip")
     integers = quantise(circuit, Scales(x, w, v))
+    assert circuit.exact is not None
     for exact, rounded, bits in (
-        (circuit.W, integers.W, w),
-        (circuit.V, integers.V, v),
-        (circuit.t, integers.t, x + w),
-        (circuit.c, integers.c, 2 * (x + w) + v),
-        (circuit.U, integers.U, x + 2 * w + v),
+        (Dyadic.of(circuit.W), integers.W, w),
+        (circuit.exact.V, integers.V, v),
+        (circuit.exact.t, integers.t, x + w),
+        (circuit.exact.c, integers.c, 2 * (x + w) + v),
+        (circuit.exact.U, integers.U, x + 2 * w + v),
     ):
         assert exact is not None
         assert rounded is not None
-        for value, integer in zip(exact.ravel().tolist(), rounded.ravel().tolist(), strict=True):
+        for value, integer in zip(fractions_of(exact).ravel().tolist(), rounded.ravel().tolist(), strict=True):
             assert abs(Fraction(value) * 2**bits - integer) <= Fraction(1, 2)
     back = integers.dequantised()
     np.testing.assert_allclose(back.W, circuit.W, atol=2.0**-w)

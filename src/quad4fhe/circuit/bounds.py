@@ -18,9 +18,8 @@ from quad4fhe.errors import InputError
 # the spectral norm at the price of one m x m product per class.
 _EIGEN_WORK = 4e9
 ROUNDS = 12  # of tightening the ellipsoid; one gives the ball
-# Covers the rounding of the bound's own arithmetic, many times over: relative to the bound, and relative to the terms,
-# which are far larger than their sum where a square was completed with a tiny alpha.
-_SLACK, _TERM_SLACK = 1e-9, 1e-13
+_SLACK = 1e-9  # covers the rounding of the bound's own arithmetic where nothing cancels, many times over
+_UNIT = 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,17 @@ def _bound(circuit: Circuit, corners: Array, rounds: int) -> Bound:
     y_radius = np.abs(circuit.W) @ radius
     interval = _interval(circuit, middle, radius, y_middle, y_radius)
     ellipsoid, slope = _ellipsoid(circuit, middle, radius, y_middle, rounds)
-    hidden = np.abs(y_middle) + y_radius
+    hidden = np.abs(circuit.W) @ (np.abs(middle) + radius) + np.abs(circuit.t)
     terms = np.abs(circuit.V) @ (hidden * hidden) + np.abs(circuit.c)
+    steep = 2.0 * (np.abs(circuit.V) * hidden) @ np.abs(circuit.W)
     if circuit.U is not None:
         terms = terms + np.abs(circuit.U) @ (np.abs(middle) + radius)
-    best = np.minimum(interval, ellipsoid) + _TERM_SLACK * terms
+        steep = steep + np.abs(circuit.U)
+    # Sums that cancel lose units of their terms, which are far larger than the sums where features lie far from zero
+    # or a square was completed with a tiny alpha.
+    lost = 8 * (circuit.features + circuit.units + 8) * _UNIT
+    best = np.minimum(interval, ellipsoid) + lost * terms
+    slope += lost * float(np.linalg.norm(steep, axis=1).max())
     # Each class may take its own bound; the name says which of the two the largest class used.
     widest = int(np.argmax(best))
     return Bound(
@@ -67,7 +72,7 @@ def _bound(circuit: Circuit, corners: Array, rounds: int) -> Bound:
         interval=float(interval.max()),
         ellipsoid=float(ellipsoid.max()),
         slope=slope * (1 + _SLACK),
-        hidden=hidden,
+        hidden=(np.abs(y_middle) + y_radius) * (1 + _SLACK) + lost * hidden,
     )
 
 

@@ -1,119 +1,126 @@
-"""How far an encrypted decision can move: noise of encryption, rounding of weights, and the margins they meet.
+"""How far encryption can move a logit in layout batch, as a theorem, and the shared pieces of such theorems.
 
-Decides the error forecast, for points at hand (per sample) and for the whole box (rigorous but for the noise's tail).
-Choosing scales by it is left to `plan`; drawing noise to `simulate`.
+Decides the failure probability of a plan, what float64 can lose on either side, and the noise of layout batch at a
+point or anywhere in the box; `packed_noise` does the same for layout packed. `docs/error_bound.md` has the proofs, in
+the same letters. Choosing scales is left to the searches, the verdict on decisions to `target`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quad4fhe._arrays import Array, BoolArray
+from quad4fhe._arrays import Array
 from quad4fhe.circuit.bounds import Bound
 from quad4fhe.circuit.fold import Circuit
 from quad4fhe.circuit.quantise import Scales
 
 Indices = NDArray[np.intp]
+Pair = tuple[Indices, Indices]
 
-# SEAL draws the noise of a coefficient from a centred binomial distribution of variance 10.5, and encoding rounds it
-# once more (1/12). A slot sums N coefficients with cosine weights of mean square 1/2.
-COEFFICIENT_VARIANCE = 10.5 + 1.0 / 12.0
-# A Gaussian leaves eight deviations with probability 1.2e-15: one decision in 8e14.
-DEVIATIONS = 8.0
-
-
-def slot_noise(ring: int) -> float:
-    """The standard deviation of a freshly encrypted slot, in units of 1/scale."""
-    return math.sqrt(COEFFICIENT_VARIANCE * ring / 2)
+# Over keys, encryption noise and dither together: what a plan says of its calibration set fails with at most this.
+FAILURE = 2.0**-40
+# Variance proxies of one coefficient. SEAL's noise is centred binomial, a sum of 42 independent +-1/2; the dithered
+# rounding of an encoding lies in an interval of length 1 and has mean zero (Hoeffding).
+BINOMIAL, DITHER = 10.5, 0.25
+UNIT = 2.0**-53  # unit roundoff of float64
+_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Deviations of an encrypted feature, of a weight of W, of a weight of V, and of a hidden value."""
+class Confidence:
+    """A failure probability shared out among so many events, each of which must not happen."""
 
-    x: float = 0.0
-    w: float = 0.0
-    v: float = 0.0
-    hidden: float = 0.0
+    events: float
+    failure: float = FAILURE
 
+    @property
+    def log(self) -> float:
+        """ln(events / failure), the exponent of a one-sided tail bound."""
+        return math.log(self.events / self.failure)
 
-@dataclass(frozen=True, eq=False)
-class Sensitivity:
-    """Variance of a difference of logits per unit of error in x, W, V and y; each (n,).
+    @property
+    def deviations(self) -> float:
+        """How many deviations a sub-Gaussian variable may move, in either direction."""
+        return math.sqrt(2 * (math.log(2) + self.log))
 
-    `bend` and `hidden_bend` are the sizes of what errors of x and y do by their squares, whatever their signs.
-    """
+    def spread(self, total: Array, largest: Array) -> Array:
+        """A bound of sum_p w_p |g_p|^2 for complex sub-Gaussian g_p of proxy 1/2 in each part; total and largest of w.
 
-    x: Array
-    w: Array
-    v: Array
-    hidden: Array
-    bend: Array
-    hidden_bend: Array
-
-    def deviation(self, errors: Errors) -> Array:
-        """The standard deviation of the difference at each point, (n,); DEVIATIONS times it is a bound.
-
-        Squares are not Gaussian, so they count with what DEVIATIONS make of them outright.
+        Hsu, Kakade and Zhang (2012), Theorem 2.1: trace + 2 sqrt(trace of the square * l) + 2 norm * l.
         """
-        variance = self.x * errors.x**2 + self.w * errors.w**2 + self.v * errors.v**2 + self.hidden * errors.hidden**2
-        squares = self.bend * errors.x**2 + self.hidden_bend * errors.hidden**2
-        out: Array = np.sqrt(variance) + DEVIATIONS * squares
+        out: Array = total + np.sqrt(2 * self.log * total * largest) + self.log * largest
         return out
 
 
-def deciding(logits: Array) -> tuple[Indices, Indices]:
+class Noise(Protocol):
+    """The noise of a layout around one circuit."""
+
+    @property
+    def confidence(self) -> Confidence:
+        """The events its bounds are for."""
+
+    def deviation(self, X: Array, pair: Pair) -> Array:
+        """The standard deviation of the difference of two logits at each point, about: a forecast."""
+
+    def bound(self, X: Array, pair: Pair) -> Array:
+        """What the difference of two logits moves at most at each point; for K = 1 the one logit."""
+
+    def cheap(self, X: Array) -> Array:
+        """What each logit moves at most at each point, (n, K): larger than `bound`, and quicker."""
+
+    def anywhere(self) -> float:
+        """What a logit moves at most anywhere in the box."""
+
+    def slot(self) -> float:
+        """What noise adds at most to the modulus of any slot of a reply, its imaginary part included."""
+
+
+def transform_share(ring: int) -> float:
+    """What a transform between slots and coefficients loses in float64, of the norm of the slots.
+
+    A radix-2 transform loses at most 8 log2(N) units (Higham 2002, Theorem 24.2, twiddle factors good to one unit).
+    """
+    return 8 * math.log2(ring) * UNIT
+
+
+def transform_error(ring: int) -> float:
+    """The same at one slot, of the largest slot."""
+    return math.sqrt(ring / 2) * transform_share(ring)
+
+
+def evaluation_error(circuit: Circuit, reach: Array) -> Array:
+    """What float64 loses at most when the circuit is evaluated at |z| <= reach (n, d), per logit, (n, K)."""
+    y = reach @ np.abs(circuit.W).T + np.abs(circuit.t)
+    terms = (y * y) @ np.abs(circuit.V).T + np.abs(circuit.c)
+    if circuit.U is not None:
+        terms += reach @ np.abs(circuit.U).T
+    count = 2 * circuit.features + circuit.units + 16
+    out: Array = count * UNIT / (1 - count * UNIT) * terms
+    return out
+
+
+def slot_noise(ring: int) -> float:
+    """The deviation (the root of the variance proxy) of a freshly encrypted slot, in units of 1/scale.
+
+    A slot's real part sums N coefficients with cosine weights of mean square 1/2.
+    """
+    return math.sqrt((BINOMIAL + DITHER) * ring / 2)
+
+
+def deciding(logits: Array) -> Pair:
     """Indices of the largest and second largest logit, each (n,); for K = 1 both are zero."""
     if logits.shape[1] == 1:
         zero = np.zeros(len(logits), dtype=np.intp)
         return zero, zero
-    order = np.argpartition(-logits, 1, axis=1)[:, :2]
-    pair = np.take_along_axis(logits, order, axis=1)
-    swap = pair[:, 0] < pair[:, 1]
-    return np.where(swap, order[:, 1], order[:, 0]), np.where(swap, order[:, 0], order[:, 1])
-
-
-def sensitivity(
-    circuit: Circuit,
-    X: Array,
-    T: Array | None = None,
-    hidden: Array | None = None,
-    pair: tuple[Indices, Indices] | None = None,
-) -> Sensitivity:
-    """The sensitivities at the points X (n, d) of the difference of two logits, by default the two largest.
-
-    T (K, m) where a hidden value also enters linearly; `hidden` (m,) where its error differs from unit to unit.
-    """
-    share = np.ones(circuit.units) if hidden is None else hidden
-    first, second = deciding(circuit.logits(X)) if pair is None else pair
-    single = circuit.outputs == 1
-    norms = (circuit.W * circuit.W).sum(axis=1)
-    parts: list[list[Array]] = [[], [], [], [], [], []]
-    for start in range(0, len(X), 4096):
-        rows = slice(start, start + 4096)
-        z = X[rows] - circuit.shift
-        y = z @ circuit.W.T + circuit.t
-        V = circuit.V[first[rows]] - (0.0 if single else circuit.V[second[rows]])
-        slope = 2.0 * V * y
-        gradient = slope @ circuit.W
-        if circuit.U is not None:
-            gradient += circuit.U[first[rows]] - (0.0 if single else circuit.U[second[rows]])
-        parts[0].append((gradient * gradient).sum(axis=1))
-        if T is not None:
-            slope = slope + T[first[rows]] - (0.0 if single else T[second[rows]])
-        # Rounded weights: z_i slope_j each, and the rounding of t is one more feature of size 1.
-        parts[1].append((1.0 + (z * z).sum(axis=1)) * (slope * slope).sum(axis=1))
-        # T's plaintexts are rounded like V's where y enters linearly.
-        carried = y**4 if T is None else y**4 + y**2
-        parts[2].append((1.0 if single else 2.0) * carried.sum(axis=1))
-        parts[3].append((slope * slope) @ share)
-        parts[4].append(np.abs(V) @ norms)
-        parts[5].append(np.abs(V) @ share)
-    return Sensitivity(*(np.concatenate(part) for part in parts))
+    first = np.argmax(logits, axis=1)
+    rest = logits.copy()
+    rest[np.arange(len(rest)), first] = -np.inf
+    return first, np.argmax(rest, axis=1)
 
 
 def box_points(box: Array, count: int = 512) -> Array:
@@ -123,10 +130,137 @@ def box_points(box: Array, count: int = 512) -> Array:
     return out
 
 
-def batch_errors(scales: Scales, ring: int) -> Errors:
-    """Layout batch: encryption noise on x, and weights rounded once, evenly over one unit of their scale."""
-    unit = 1 / math.sqrt(12)
-    return Errors(x=slot_noise(ring) * 2.0**-scales.x, w=unit * 2.0**-scales.w, v=unit * 2.0**-scales.v)
+def differences(matrix: Array, pair: Pair) -> Array:
+    """Rows of the first class minus rows of the second, (n, ...); for K = 1 the one row."""
+    first, second = pair
+    out: Array = matrix[first] if len(matrix) == 1 else matrix[first] - matrix[second]
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class BatchNoise:
+    """Layout batch: noise of encryption and dither on every feature, through the circuit that runs.
+
+    With noise n on the features the reply is F(z + n), a quadratic: the linear part is sub-Gaussian in independent
+    coefficients, the square of the noise at each unit is bounded by its own tail. `limits` are the bounds of the
+    running circuit over the box, `reach` is the largest |z_i| there.
+    """
+
+    circuit: Circuit
+    limits: Bound
+    reach: Array
+    scales: Scales
+    ring: int
+    confidence: Confidence
+
+    @property
+    def sigma(self) -> float:
+        """The deviation of an encrypted feature."""
+        return slot_noise(self.ring) * 2.0**-self.scales.x
+
+    def deviation(self, X: Array, pair: Pair) -> Array:
+        """The deviation of the difference of two logits at each point."""
+        return self._at(X, pair)[0]
+
+    def bound(self, X: Array, pair: Pair) -> Array:
+        """What the difference of two logits moves at most at each point."""
+        deviation, bend, drift = self._at(X, pair)
+        return self._sum(deviation, bend, drift)
+
+    def cheap(self, X: Array) -> Array:
+        """The same for each logit alone, by the norm of W."""
+        circuit, out = self.circuit, np.empty((len(X), self.circuit.outputs))
+        norm = float(np.linalg.norm(circuit.W, 2))
+        still = 0.0 if circuit.U is None else np.linalg.norm(circuit.U, axis=1)
+        bend = np.abs(circuit.V) @ (circuit.W * circuit.W).sum(axis=1) * self.sigma**2
+        for start in range(0, len(X), _ROWS):
+            rows = slice(start, start + _ROWS)
+            y = (X[rows] - circuit.shift) @ circuit.W.T + circuit.t
+            slope = 2 * norm * np.sqrt((y * y) @ (circuit.V * circuit.V).T) + still
+            out[rows] = self._sum(slope * self.sigma, bend, self._lost * slope * np.linalg.norm(self.reach))
+        return out * (1 + 1e-9)
+
+    def anywhere(self) -> float:
+        """What a logit moves at most anywhere in the box."""
+        slope = self.limits.slope
+        drift = self._lost * slope * float(np.linalg.norm(self.reach))
+        return float(self._sum(np.array(slope * self.sigma), np.array(self._bend), np.array(drift)))
+
+    def slot(self) -> float:
+        """What noise adds at most to the modulus of any slot of a reply, its imaginary part included."""
+        return math.sqrt(2) * self.anywhere() + 2 * self.confidence.deviations**2 * self._bend
+
+    @property
+    def _lost(self) -> float:
+        """What the client loses in float64: x - shift, and the transform of the encoding."""
+        return transform_error(self.ring) + UNIT
+
+    @property
+    def _bend(self) -> float:
+        circuit = self.circuit
+        return float((np.abs(circuit.V) @ (circuit.W * circuit.W).sum(axis=1)).max()) * self.sigma**2
+
+    def _sum(self, deviation: Array, bend: Array, drift: Array) -> Array:
+        t = self.confidence.deviations
+        out: Array = (t * deviation + t * t * bend + drift) * (1 + 1e-6)
+        return out
+
+    def _at(self, X: Array, pair: Pair) -> tuple[Array, Array, Array]:
+        circuit = self.circuit
+        norms = (circuit.W * circuit.W).sum(axis=1)
+        deviation, bend, drift = np.empty(len(X)), np.empty(len(X)), np.empty(len(X))
+        for start in range(0, len(X), _ROWS):
+            rows = slice(start, start + _ROWS)
+            gradient, V = _gradient(circuit, X[rows], (pair[0][rows], pair[1][rows]))
+            deviation[rows] = self.sigma * np.linalg.norm(gradient, axis=1)
+            bend[rows] = self.sigma**2 * (np.abs(V) @ norms)
+            drift[rows] = self._lost * (np.abs(gradient) @ self.reach)
+        return deviation, bend, drift
+
+
+def _gradient(circuit: Circuit, X: Array, pair: Pair) -> tuple[Array, Array]:
+    """The gradient of the difference of two logits at each point, (n, d), and its row of V, (n, m)."""
+    y = (X - circuit.shift) @ circuit.W.T + circuit.t
+    V = differences(circuit.V, pair)
+    gradient = (2.0 * V * y) @ circuit.W
+    if circuit.U is not None:
+        gradient += differences(circuit.U, pair)
+    return gradient, V
+
+
+def batch_confidence(samples: int, slots: int, outputs: int, units: int) -> Confidence:
+    """Per slot of every request: K - 1 rivals and K logits in two parts, and every unit's noise in two parts."""
+    requests = max(1, -(-samples // slots))
+    return Confidence(float(requests * slots) * (3 * outputs + 2 * units))
+
+
+@dataclass(frozen=True, eq=False)
+class Sensitivity:
+    """Variance of the deciding difference per unit of variance in x, in the weights of W and in those of V; each (n,).
+
+    What the search for scales is steered by; nothing is proved with it.
+    """
+
+    x: Array
+    w: Array
+    v: Array
+
+    @classmethod
+    def of(cls, circuit: Circuit, X: Array) -> Sensitivity:
+        """At the points X (n, d), of the difference of the two largest logits."""
+        pair = deciding(circuit.logits(X))
+        twice = 1.0 if circuit.outputs == 1 else 2.0
+        parts: list[list[Array]] = [[], [], []]
+        for start in range(0, len(X), _ROWS):
+            rows = slice(start, start + _ROWS)
+            gradient, V = _gradient(circuit, X[rows], (pair[0][rows], pair[1][rows]))
+            z = X[rows] - circuit.shift
+            y = z @ circuit.W.T + circuit.t
+            parts[0].append((gradient * gradient).sum(axis=1))
+            # Rounded weights: z_i slope_j each, and the rounding of t is one more feature of size 1.
+            parts[1].append((1.0 + (z * z).sum(axis=1)) * ((2.0 * V * y) ** 2).sum(axis=1))
+            parts[2].append(twice * ((y * y) ** 2).sum(axis=1))
+        return cls(*(np.concatenate(part) for part in parts))
 
 
 def expected_changes(margins: Array, deviation: Array | float) -> float:
@@ -139,17 +273,12 @@ def expected_changes(margins: Array, deviation: Array | float) -> float:
     return float(ndtr(-ratio).sum())
 
 
-def closer(margins: Array, error: Array | float) -> BoolArray:
-    """Which decisions lie closer than the error (an exact tie always does)."""
-    out: BoolArray = margins <= np.maximum(error, 0.0)
-    return out
-
-
 def difference(rounded: Circuit, exact: Circuit) -> Circuit:
     """The circuit of what rounding did to each logit: a quadratic itself, so the same bounds apply to it."""
     U: Array | None = None
-    if rounded.U is not None and exact.U is not None:
-        U = rounded.U - exact.U
+    if rounded.U is not None or exact.U is not None:
+        none = np.zeros((exact.outputs, exact.features))
+        U = (none if rounded.U is None else rounded.U) - (none if exact.U is None else exact.U)
     return Circuit(
         W=np.vstack([rounded.W, exact.W]),
         t=np.concatenate([rounded.t, exact.t]),
@@ -160,41 +289,14 @@ def difference(rounded: Circuit, exact: Circuit) -> Circuit:
     )
 
 
-def box_error(
-    rounded: Circuit,
-    largest: Bound,
-    moved: Bound | None,
-    random: Errors,
-    hidden_slope: float = 0.0,
-    weight_slope: float = 0.0,
-    hidden_bend: float = 0.0,
-) -> float:
-    """A bound of the error of the deciding difference anywhere in the box, for random errors of these deviations.
-
-    `largest` bounds the exact circuit and `moved` what rounding its weights did to it (None where nothing is rounded),
-    so their sums bound the rounded circuit. Rounding counts outright; each random error by DEVIATIONS times its largest
-    deviation, noise on x also through the curvature, noise on y through `hidden_slope` and `hidden_bend`, and weights
-    that are rounded at random through `weight_slope`. Two logits may err in opposite
-    directions: K >= 2 counts twice.
-    """
-    logit, slope = (0.0, largest.slope) if moved is None else (moved.logit, largest.slope + moved.slope)
-    noise = DEVIATIONS * random.x
-    bend = float((np.abs(rounded.V) @ (rounded.W * rounded.W).sum(axis=1)).max())
-    logit += noise * slope + noise * noise * bend
-    logit += DEVIATIONS * random.hidden * hidden_slope + (DEVIATIONS * random.hidden) ** 2 * hidden_bend
-    logit += DEVIATIONS * random.w * weight_slope
-    logit += DEVIATIONS * random.v * float(np.sqrt((largest.hidden**4 + largest.hidden**2).sum()))
-    return logit * (1 if rounded.outputs == 1 else 2)
-
-
 @dataclass(frozen=True)
 class ErrorForecast:
     """What the encrypted circuit adds to the deciding difference.
 
-    `typical` is its root mean square over the points, `bound` what no point exceeds but for the tail of the noise
-    beyond DEVIATIONS (its own bound per sample where samples were at hand, else over the whole box), `changes` the
-    expected number of changed calibration decisions, `close` the calibration decisions that lie closer than their
-    bound, for strict plans by any rival. All else looks at the two largest logits only.
+    `typical` is its root mean square over the points. `bound` is what no point exceeds (at the calibration samples
+    where they were at hand, else anywhere in the box), and `close` are the calibration decisions that are not proved
+    to stay: both but for the probability `failure`, over keys, encryption noise and dither, for the whole calibration
+    set. `changes` is the expected number of changed calibration decisions.
     """
 
     typical: float
@@ -202,3 +304,4 @@ class ErrorForecast:
     changes: float
     close: tuple[int, ...]
     source: str
+    failure: float

@@ -1,7 +1,8 @@
 """From a quadratic head to the circuit that runs encrypted: affine, square, affine, and at most one linear skip.
 
-Decides how the linear term T y is carried, because that decides depth, error and cost. Which of the two forms keeps the
-decisions at the lower cost is left to `plan`, integers and scales to `quantise`.
+Decides how the linear term T y is carried, because that decides depth, error and cost. Folding is exact: sums such as
+b1 + W1 shift cancel where features lie far from zero, and what float64 loses there can change decisions. `plan` chooses
+between the two forms, `quantise` rounds the exact numbers once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, row_chunks, samples, tensor
+from quad4fhe.circuit.dyadic import Dyadic
 from quad4fhe.errors import InputError
 from quad4fhe.quadratic import QuadraticModel
 
@@ -25,12 +27,22 @@ _PROPORTIONAL = 64 * np.finfo(np.float64).eps
 
 
 @dataclass(frozen=True, eq=False)
+class Exact:
+    """The numbers of a folded circuit before any rounding."""
+
+    t: Dyadic
+    V: Dyadic
+    U: Dyadic | None
+    c: Dyadic
+
+
+@dataclass(frozen=True, eq=False)
 class Circuit:
     """logits(x) = V (y*y) + U z + c with z = x - shift and y = W z + t.
 
     W is (m, d), t is (m,), V is (K, m), U is (K, d) or None where no skip is needed, c is (K,), shift is (d,).
     For K >= 2 the mean over the classes is taken out of every logit: differences and decisions stay, and the values
-    that must fit the chain are smaller.
+    that must fit the chain are smaller. A folded circuit keeps its exact numbers; its doubles are the nearest to them.
     """
 
     W: Array
@@ -39,6 +51,7 @@ class Circuit:
     U: Array | None
     c: Array
     shift: Array
+    exact: Exact | None = None
 
     @property
     def form(self) -> Form:
@@ -73,11 +86,18 @@ class Circuit:
         return out
 
 
-def centred(model: QuadraticModel) -> tuple[Array, Array, Array]:
-    """S, T, c with the mean over the classes taken out; unchanged for K = 1."""
+def centred(model: QuadraticModel) -> tuple[Dyadic, Dyadic, Dyadic]:
+    """S, T, c with the mean over the classes taken out, exactly; unchanged for K = 1.
+
+    The mean itself is rounded to a double, which is harmless: every logit loses the same function.
+    """
+    S, T, c = Dyadic.of(model.S), Dyadic.of(model.T), Dyadic.of(model.c)
     if model.outputs == 1:
-        return model.S, model.T, model.c
-    return model.S - model.S.mean(axis=0), model.T - model.T.mean(axis=0), model.c - model.c.mean()
+        return S, T, c
+    return tuple(  # type: ignore[return-value]  # three in, three out
+        whole - Dyadic.of(values.mean(axis=0, keepdims=True))
+        for whole, values in ((S, model.S), (T, model.T), (c, model.c))
+    )
 
 
 def completed(S: Array, T: Array) -> Array | None:
@@ -97,7 +117,7 @@ def completed(S: Array, T: Array) -> Array | None:
 def forms(model: QuadraticModel) -> tuple[Form, ...]:
     """The forms this model can take; a head with free S and T has no square form."""
     S, T, _ = centred(model)
-    return FORMS if completed(S, T) is not None else ("skip",)
+    return FORMS if completed(S.floats(), T.floats()) is not None else ("skip",)
 
 
 def nearest_zero(box: Array) -> Array:
@@ -110,7 +130,7 @@ def nearest_zero(box: Array) -> Array:
 
 
 def fold(model: QuadraticModel, box: ArrayLike, form: Form) -> Circuit:
-    """Fold a model in the given form; equal to the (centred) plaintext head up to rounding.
+    """Fold a model in the given form; `skip` is exactly the (centred) head, `square` up to the rounding of its offsets.
 
     `square` completes the square per unit, S y^2 + T y = S (y + t)^2 - S t^2: no further operation, but the offset
     makes the squares larger than their sum, and impossible where alpha_j is zero. `skip` keeps S y^2 and carries
@@ -119,13 +139,20 @@ def fold(model: QuadraticModel, box: ArrayLike, form: Form) -> Circuit:
     corners = checked_box(box, model.features)
     shift = nearest_zero(corners)
     S, T, c = centred(model)
-    hidden = model.b1 + model.W1 @ shift
+    W = Dyadic.of(model.W1)
+    hidden = Dyadic.of(model.b1) + W @ Dyadic.of(shift)
     if form == "skip":
-        return Circuit(model.W1, hidden, S, T @ model.W1, c + T @ hidden, shift)
-    offset = completed(S, T)
+        return _circuit(model.W1, Exact(hidden, S, T @ W, c + T @ hidden), shift)
+    offset = completed(S.floats(), T.floats())
     if offset is None:
         raise InputError("this head has no common offset per unit (free S and T): fold it with form='skip'")
-    return Circuit(model.W1, hidden + offset, S, None, c - S @ (offset * offset), shift)
+    moved = Dyadic.of(offset)
+    return _circuit(model.W1, Exact(hidden + moved, S, None, c - S @ (moved * moved)), shift)
+
+
+def _circuit(W: Array, exact: Exact, shift: Array) -> Circuit:
+    U = None if exact.U is None else exact.U.floats()
+    return Circuit(W, exact.t.floats(), exact.V.floats(), U, exact.c.floats(), shift, exact)
 
 
 def checked_box(box: ArrayLike, features: int) -> Array:

@@ -23,12 +23,12 @@ from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.chain import Chain
 from quad4fhe.circuit.domain import Domain
 from quad4fhe.circuit.error import ErrorForecast
-from quad4fhe.circuit.fold import Form, checked_box, forms, nearest_zero
+from quad4fhe.circuit.fold import Form, checked_box, fold, forms, nearest_zero
 from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, Shape
 from quad4fhe.circuit.packing import Packing
-from quad4fhe.circuit.quantise import Scales
-from quad4fhe.circuit.search_batch import search_batch
-from quad4fhe.circuit.search_packed import search_packed, why_not_packed
+from quad4fhe.circuit.quantise import Scales, quantise
+from quad4fhe.circuit.search_batch import batch_slot_bound, noise_of, search_batch
+from quad4fhe.circuit.search_packed import packed_slot_bound, search_packed, why_not_packed
 from quad4fhe.circuit.target import Choice, Question
 from quad4fhe.errors import InputError
 from quad4fhe.quadratic import QuadraticModel
@@ -161,6 +161,15 @@ def require_model(plan: Plan, model: QuadraticModel) -> None:
     found = model.sha256
     if found != plan.model_id:
         raise InputError(f"this plan is for model {plan.model_id[:12]}, but the fit holds {found[:12]}: plan again")
+
+
+def reply_bound(plan: Plan, model: QuadraticModel) -> float:
+    """What no slot of a reply under this plan exceeds, as the holder of the model computes it."""
+    question = Question(model, plan.domain.box, np.empty(0), None, plan.precision, max(plan.samples, plan.calibration))
+    if plan.layout == "packed":
+        return packed_slot_bound(question, plan.chain, plan.packing, plan.scales)
+    circuit = fold(model, plan.domain.box, plan.form)
+    return batch_slot_bound(noise_of(question, quantise(circuit, plan.scales).dequantised(), plan.chain, plan.scales))
 
 
 def plan(

@@ -1,22 +1,19 @@
 """The circuit in integers: every weight times a power of two, rounded once.
 
-Decides which integers the server multiplies with. The scales come from `plan`; how the products stay exact is left
-to `he.residues`.
+Decides which integers the server multiplies with. From here on the integers are the circuit: bounds and margins are
+taken from them. The scales come from `plan`; `he.residues` keeps the products exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, IntArray
+from quad4fhe.circuit.dyadic import BigInts, Dyadic, nearest_doubles
+from quad4fhe.circuit.exact import NotExactError
 from quad4fhe.circuit.fold import Circuit
-
-BigInts = NDArray[Any]  # dtype object, Python integers: biases and skips outgrow 64 bits long before the chain does
 
 
 @dataclass(frozen=True)
@@ -55,37 +52,32 @@ class IntegerCircuit:
         s = self.scales
         return Circuit(
             W=np.ldexp(self.W.astype(np.float64), -s.w),
-            t=_ldexp(self.t, -s.hidden),
+            t=nearest_doubles(self.t, -s.hidden),
             V=np.ldexp(self.V.astype(np.float64), -s.v),
-            U=None if self.U is None else _ldexp(self.U, s.x - s.out),
-            c=_ldexp(self.c, -s.out),
+            U=None if self.U is None else nearest_doubles(self.U, s.x - s.out),
+            c=nearest_doubles(self.c, -s.out),
             shift=self.shift,
         )
 
 
 def quantise(circuit: Circuit, scales: Scales) -> IntegerCircuit:
-    """Round a circuit's weights at the given scales. W and V must stay below 2^62, which every plan respects."""
+    """Round a folded circuit at the given scales. W and V must stay below 2^62, which every plan respects."""
+    exact = circuit.exact
+    if exact is None:
+        raise AssertionError("only a folded circuit has exact numbers to round")
     return IntegerCircuit(
-        W=np.rint(np.ldexp(circuit.W, scales.w)).astype(np.int64),
-        t=_rounded(circuit.t, scales.hidden),
-        V=np.rint(np.ldexp(circuit.V, scales.v)).astype(np.int64),
-        U=None if circuit.U is None else _rounded(circuit.U, scales.out - scales.x),
-        c=_rounded(circuit.c, scales.out),
+        W=_short(Dyadic.of(circuit.W).rounded(scales.w)),
+        t=exact.t.rounded(scales.hidden),
+        V=_short(exact.V.rounded(scales.v)),
+        U=None if exact.U is None else exact.U.rounded(scales.out - scales.x),
+        c=exact.c.rounded(scales.out),
         shift=circuit.shift,
         scales=scales,
     )
 
 
-def _rounded(array: Array, log2_scale: int) -> BigInts:
-    # Doubles are dyadic rationals, so the product is exact and the rounding is the only one.
-    scale = Fraction(2) ** log2_scale
-    out = np.empty(array.shape, dtype=object)
-    out.ravel()[:] = [round(Fraction(value) * scale) for value in array.ravel().tolist()]
-    return out
-
-
-def _ldexp(integers: BigInts, log2_scale: int) -> Array:
-    # Python's integer division rounds correctly, where float(big) * 2**-n could overflow on the way.
-    power = 1 << abs(log2_scale)
-    values = [(n / power if log2_scale < 0 else float(n * power)) for n in integers.ravel().tolist()]
-    return np.array(values, dtype=np.float64).reshape(integers.shape)
+def _short(integers: BigInts) -> IntArray:
+    try:
+        return integers.astype(np.int64)
+    except OverflowError:
+        raise NotExactError("a weight of 2^63 or more does not fit; the plan must take smaller scales") from None

@@ -15,35 +15,57 @@ import numpy as np
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.chain import RINGS, SECURE_BITS, Chain, chain, smallest_prime
-from quad4fhe.circuit.error import Errors, Sensitivity, batch_errors, box_error, difference, slot_noise
+from quad4fhe.circuit.error import (
+    BatchNoise,
+    Indices,
+    Sensitivity,
+    batch_confidence,
+    box_points,
+    evaluation_error,
+    expected_changes,
+    slot_noise,
+)
 from quad4fhe.circuit.exact import EXACT, LARGEST_PRIME_BITS, ExactMatrix, NotExactError, exact_matrix, residue_bound
 from quad4fhe.circuit.fold import Circuit, Form, fold
 from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, batch_forecast
 from quad4fhe.circuit.quantise import IntegerCircuit, Scales, quantise
-from quad4fhe.circuit.target import GUARD, SMALLEST_BOUND, Choice, Question, Target
+from quad4fhe.circuit.target import (
+    GUARD,
+    SMALLEST_BOUND,
+    Choice,
+    Question,
+    allowed_changes,
+    allowed_unseen,
+    unseen_changes,
+    verdict,
+)
 from quad4fhe.errors import InputError
+
+# Rounded weights move a margin by a known amount, checked sample by sample; while searching, so many deviations.
+_ROUNDING_DEVIATIONS = 4.5
+_TAIL = 9.5  # about the deviations of noise that a bound allows for
+_FEW = 4096  # closest calibration decisions looked at while searching; all of them are in the verdict
 
 
 def search_batch(question: Question, form: Form) -> Choice:
     """The cheapest chain for layout batch in this form that keeps the decisions, or the most precise one."""
     circuit = fold(question.model, question.box, form)
     largest = bound(circuit, question.box)
-    target = Target.of(question, circuit, largest)
+    aim = _Aim.of(question, circuit)
     reach = math.log2(2 * GUARD * max(largest.logit, SMALLEST_BOUND))
     inflate = 1.0
     nearest: Choice | None = None
     coarse: tuple[float, _Candidate, Scales] | None = None
     for candidate in sorted(_candidates(question, circuit, reach), key=lambda c: c.cost):
-        scales = candidate.scales(target.at)
+        scales = candidate.scales(aim.at)
         if scales is None:
             continue
-        errors = batch_errors(scales, candidate.ring)
-        if not target.met(errors, inflate):
-            size = float(target.at.deviation(errors).mean())
+        if not aim.met(scales, candidate.ring, inflate):
+            size = aim.size(scales, candidate.ring)
             if coarse is None or size < coarse[0]:
                 coarse = (size, candidate, scales)
             continue
-        choice, over = _checked(target, candidate, scales)
+        choice, over = _checked(question, circuit, candidate, scales)
         if choice is None:
             continue
         if not choice.missed:
@@ -52,13 +74,58 @@ def search_batch(question: Question, form: Form) -> Choice:
         if nearest is None or choice.error.bound < nearest.error.bound:
             nearest = choice
     if nearest is None and coarse is not None:
-        nearest, _ = _checked(target, coarse[1], coarse[2])
+        nearest, _ = _checked(question, circuit, coarse[1], coarse[2])
     if nearest is not None:
         return nearest
     raise InputError(
         f"no secure chain up to ring {RINGS[-1]} fits: the logits can reach {largest.logit:.3g} over the box; "
         "standardise the features or narrow the box"
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Aim:
+    """The closest decisions and their sensitivities: what steers the search. Nothing is proved with it."""
+
+    question: Question
+    at: Sensitivity
+    close: Indices
+    margins: Array
+
+    @classmethod
+    def of(cls, question: Question, circuit: Circuit) -> _Aim:
+        points = box_points(question.box) if question.points is None else question.points
+        order = np.argsort(question.margins, kind="stable")
+        order = order[question.certain[order]][:_FEW]
+        return cls(question, Sensitivity.of(circuit, points), order, question.margins[order])
+
+    def size(self, scales: Scales, ring: int) -> float:
+        """The mean deviation."""
+        return float(np.sqrt(self._variances(scales, ring).sum(axis=0)).mean())
+
+    def met(self, scales: Scales, ring: int, inflate: float) -> bool:
+        """Whether these scales should keep the decisions; `inflate` is what verdicts on earlier ones added."""
+        question = self.question
+        if not self.margins.size:
+            return True
+        if unseen_changes(question.margins, 1.0) * self.size(scales, ring) > allowed_unseen(question):
+            return False
+        variances = self._variances(scales, ring)
+        if question.precision == "strict":
+            shape = question.shape
+            tail = batch_confidence(question.decisions, ring // 2, shape.outputs, shape.units).deviations
+            reach = inflate * (tail * np.sqrt(variances[0]) + _ROUNDING_DEVIATIONS * np.sqrt(variances[1:].sum(axis=0)))
+            if question.points is None:
+                return float(np.sqrt((reach**2).mean())) < float(self.margins[0])
+            return bool((reach[self.close] < self.margins).all())
+        every = np.sqrt(variances.sum(axis=0))
+        spread = every[self.close] if question.points is not None else float(np.sqrt((every**2).mean()))
+        return expected_changes(self.margins, spread) <= allowed_changes(question.margins.size)
+
+    def _variances(self, scales: Scales, ring: int) -> Array:
+        """Of noise, of rounded W and of rounded V at each point, (3, n)."""
+        at, noise = self.at, slot_noise(ring) ** 2
+        return np.stack([at.x * noise * 4.0**-scales.x, at.w / 12 * 4.0**-scales.w, at.v / 12 * 4.0**-scales.v])
 
 
 @dataclass(frozen=True)
@@ -74,8 +141,8 @@ class _Candidate:
     cost: float
 
     def scales(self, at: Sensitivity) -> Scales | None:
-        """The integer scales of least mean variance that fill the chain."""
-        noise, twelfth = slot_noise(self.ring) ** 2, 1 / 12
+        """The integer scales of least mean error that fill the chain."""
+        noise, rounding = slot_noise(self.ring) ** 2, (_ROUNDING_DEVIATIONS / _TAIL) ** 2 / 12
         x, w = np.meshgrid(np.arange(4, 54), np.arange(2, 60), indexing="ij")
         v = self.out - 2 * (x + w)
         allowed = (v >= 2) & (v <= self.v_most) & (w <= self.w_most)
@@ -83,8 +150,8 @@ class _Candidate:
             return None
         variance = (
             float(at.x.mean()) * noise * 4.0**-x
-            + float(at.w.mean()) * twelfth * 4.0**-w
-            + float(at.v.mean()) * twelfth * 4.0 ** -v.astype(np.float64)
+            + float(at.w.mean()) * rounding * 4.0**-w
+            + float(at.v.mean()) * rounding * 4.0 ** -v.astype(np.float64)
         )
         best = int(np.argmin(np.where(allowed, variance, np.inf)))
         return Scales(int(x.flat[best]), int(w.flat[best]), int(v.flat[best]))
@@ -142,28 +209,27 @@ def _most(row_sum: float, columns: int, bits: int, limbs: int) -> float:
     return math.floor(2 * room - math.log2(columns) - math.log2(row_sum) - 1)
 
 
-def _checked(target: Target, candidate: _Candidate, scales: Scales) -> tuple[Choice | None, float]:
-    """The candidate with its weights rounded: proof of exactness, bound and error as they are. None if one fails.
+def _checked(question: Question, exact: Circuit, candidate: _Candidate, scales: Scales) -> tuple[Choice | None, float]:
+    """The candidate as it would run: proof of exactness, bound and verdict from its integers. None if one fails.
 
     Where noise and rounding reach further than the guard left room for, the second weights give up a bit.
     """
-    question, exact = target.question, target.circuit
     made = chain(candidate.ring, (candidate.bits,) * candidate.count)
-    integers = quantise(exact, scales)
     try:
+        integers = quantise(exact, scales)
         proofs = prove(integers, made)
     except NotExactError:
         return None, 1.0
-    rounded = integers.dequantised()
-    moved = bound(difference(rounded, exact), question.box, rounds=1)
-    errors = batch_errors(scales, candidate.ring)
-    random = Errors(x=errors.x)
-    # Every slot, anywhere in the box, noise and rounding included: the client refuses a reply beyond it.
-    slot_bound = (target.bound.logit + box_error(rounded, target.bound, moved, random)) * (1 + 1e-6)
+    shape = question.shape
+    running = integers.dequantised()
+    noise = noise_of(question, running, made, scales)
+    slot_bound = batch_slot_bound(noise)
     if made.modulus < 2 * slot_bound * 2.0**scales.out:
-        return _checked(target, candidate, replace(scales, v=scales.v - 1)) if scales.v > 2 else (None, 1.0)
-    error, missed, over = target.forecast(rounded, moved, errors, random)
-    shape, samples = question.shape, question.samples
+        if scales.v <= 2:
+            return None, 1.0
+        return _checked(question, exact, candidate, replace(scales, v=scales.v - 1))
+    judged = verdict(question, running, noise, slot_bound, made.ring)
+    samples = question.samples
     products = (
         sum(p[0].products for p in proofs) / len(proofs),
         sum(p[1].products for p in proofs) / len(proofs),
@@ -176,17 +242,30 @@ def _checked(target: Target, candidate: _Candidate, scales: Scales) -> tuple[Cho
     choice = Choice(
         layout="batch",
         circuit=exact,
-        bound=target.bound,
+        bound=noise.limits,
         slot_bound=slot_bound,
         chain=made,
         scales=scales,
         per_request=made.slots,
         products=products,
-        error=error,
-        missed=missed,
+        error=judged.error,
+        missed=judged.missed,
         forecast=forecast,
     )
-    return choice, over
+    return choice, judged.over if question.points is None else 1.0
+
+
+def noise_of(question: Question, running: Circuit, made: Chain, scales: Scales) -> BatchNoise:
+    """The noise of layout batch around a circuit that runs."""
+    shape = question.shape
+    confidence = batch_confidence(question.decisions, made.slots, shape.outputs, shape.units)
+    return BatchNoise(running, bound(running, question.box), question.reach, scales, made.ring, confidence)
+
+
+def batch_slot_bound(noise: BatchNoise) -> float:
+    """What no slot of a reply exceeds anywhere in the box, noise included: the client refuses a reply beyond it."""
+    lost = float(evaluation_error(noise.circuit, noise.reach[None]).max())
+    return (noise.limits.logit + noise.slot() + lost) * (1 + 1e-6)
 
 
 def prove(integers: IntegerCircuit, made: Chain) -> list[tuple[ExactMatrix, ExactMatrix, ExactMatrix | None]]:

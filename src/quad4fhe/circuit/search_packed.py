@@ -10,25 +10,26 @@ import math
 
 import numpy as np
 
-from quad4fhe._arrays import Array
-from quad4fhe.circuit.bounds import Bound, bound
 from quad4fhe.circuit.chain import Chain, chain
-from quad4fhe.circuit.error import Errors
-from quad4fhe.circuit.fold import Circuit, centred, fold
+from quad4fhe.circuit.error import box_points, deciding
+from quad4fhe.circuit.fold import centred
 from quad4fhe.circuit.forecast import REFERENCE, packed_forecast
-from quad4fhe.circuit.packed_noise import plain_deviation, unit_variance
+from quad4fhe.circuit.packed_noise import Gains, PackedNoise, packed_confidence, placement
 from quad4fhe.circuit.packing import Packing
 from quad4fhe.circuit.quantise import Scales
-from quad4fhe.circuit.target import GUARD, SMALLEST_BOUND, Choice, Question, Target
+from quad4fhe.circuit.target import GUARD, SMALLEST_BOUND, Choice, Question, verdict
 from quad4fhe.errors import InputError
 from quad4fhe.quadratic import QuadraticModel
 
 # Chains of layout packed: bits of the primes that carry the value, of the one that is rescaled away after the first
 # product, and of the special prime: key switching divides its noise by how much larger that is than the others.
 PACKED_CHAINS: tuple[tuple[int, tuple[int, ...], int], ...] = (
-    (8192, (58, 58, 40), 60),
+    (8192, (57, 57, 40), 60),
     (16384, (58, 58, 58, 45), 60),
 )
+
+
+_FEW = 256  # points that scales are chosen by
 
 
 def search_packed(question: Question) -> list[Choice]:
@@ -39,16 +40,14 @@ def search_packed(question: Question) -> list[Choice]:
     """
     if _constant(question.model):
         return []
-    circuit = fold(question.model, question.box, "skip")
-    largest = bound(circuit, question.box)
-    slot_bound = max(packed_slot_bound(question.model, circuit, largest.hidden) * GUARD, SMALLEST_BOUND)
+    slot_bound = noiseless_bound(question)
     out: list[Choice] = []
     for ring, sizes, special in PACKED_CHAINS:
         made = chain(ring, sizes, special)
         packing = _cheapest(question, made)
         if packing is None:
             continue
-        choice = _packed(question, circuit, largest, slot_bound, made, packing)
+        choice = _packed(question, slot_bound, made, packing)
         if choice is not None:
             out.append(choice)
             if not choice.missed:
@@ -62,33 +61,30 @@ def why_not_packed(question: Question) -> str:
         return "this model answers the same for all inputs, which layout packed can't compute; take layout='batch'"
     if all(_cheapest(question, chain(*each)) is None for each in PACKED_CHAINS):
         return f"a model of {question.shape.units} units does not fit layout packed; take layout='batch'"
-    largest = bound(fold(question.model, question.box, "skip"), question.box)
     return (
-        f"inputs from this box make logits of up to {largest.logit:.3g}, more than the chains of layout packed hold; "
-        "take a narrower box, or layout='batch'"
+        f"inputs from this box make logits of up to {question.limits.logit:.3g}, more than the chains of layout packed "
+        "hold; take a narrower box, or layout='batch'"
     )
 
 
 def _constant(model: QuadraticModel) -> bool:
     """SEAL refuses a product that is zero for everyone, so layout packed needs a weight in both layers."""
     S, T, _ = centred(model)
-    return not model.W1.any() or not (S.any() or T.any())
+    return not model.W1.any() or not (S.integers.any() or T.integers.any())
 
 
-def packed_errors(scales: Scales, made: Chain) -> Errors:
-    """Layout packed: y's noise comes per unit from `packed_noise`, here is its scale; and the rounding of W and V.
-
-    W is encoded at the scale of the prime that is dropped after its product.
-    """
-    plain = plain_deviation(made.ring)
-    return Errors(w=plain / made.primes[-1], v=plain * 2.0**-scales.v, hidden=2.0**-scales.x)
+def packed_slot_bound(question: Question, made: Chain, packing: Packing, scales: Scales) -> float:
+    """What no slot of a reply exceeds, noise included, but for the failure probability of the plan."""
+    noise = noises_of(question, made, packing, [scales])[0]
+    return (noiseless_bound(question) + noise.slot()) * (1 + 1e-6)
 
 
-def packed_slot_bound(model: QuadraticModel, circuit: Circuit, hidden: Array) -> float:
+def noiseless_bound(question: Question) -> float:
     """Every slot of a packed reply sums one window of products of any classes: at most the largest of each unit."""
-    _, T, _ = centred(model)
-    units = np.abs(circuit.V).max(axis=0) * hidden**2 + np.abs(T).max(axis=0) * hidden
-    return float(units.sum() + np.abs(model.c).max() + np.abs(circuit.c).max())
+    _, T, c = (part.floats() for part in centred(question.model))
+    hidden = question.limits.hidden
+    units = np.abs(question.reference.V).max(axis=0) * hidden**2 + np.abs(T).max(axis=0) * hidden
+    return float(units.sum() + np.abs(c).max()) * (1 + 1e-9)
 
 
 def _cheapest(question: Question, made: Chain) -> Packing | None:
@@ -104,33 +100,46 @@ def _cheapest(question: Question, made: Chain) -> Packing | None:
     )
 
 
-def _packed(
-    question: Question, circuit: Circuit, largest: Bound, slot_bound: float, made: Chain, packing: Packing
-) -> Choice | None:
-    room = math.floor(math.log2(math.prod(made.primes[:-1])) - math.log2(2 * slot_bound))
+def _packed(question: Question, slot_bound: float, made: Chain, packing: Packing) -> Choice | None:
+    circuit, limits = question.reference, question.limits
+    room = math.floor(math.log2(math.prod(made.primes[:-1])) - math.log2(2 * max(GUARD * slot_bound, SMALLEST_BOUND)))
     # Values are encoded from float64: beyond these scales there is nothing to gain, below them no precision.
     # The first product and the features themselves must not wrap either, partial sums over features included.
-    reach = np.abs(question.box - circuit.shift).max(axis=0)
-    sums = float((np.abs(circuit.W) @ reach + np.abs(circuit.t)).max())
-    widest = math.log2(math.prod(made.primes[:-1])) - 2 - math.log2(max(sums, float(reach.max()), 1.0))
+    sums = float((np.abs(circuit.W) @ question.reach + np.abs(circuit.t)).max())
+    widest = math.log2(math.prod(made.primes[:-1])) - 2 - math.log2(max(sums, float(question.reach.max()), 1.0))
     tried = [Scales(x, 0, min(52, room - 2 * x)) for x in range(20, 53) if room - 2 * x >= 20 and x <= widest]
     if not tried:
         return None
-    variance = unit_variance(question.model, packing, made).max(axis=1)
-    target = Target.of(question, circuit, largest, centred(question.model)[1], variance)
-    scales = min(tried, key=lambda s: float(target.at.deviation(packed_errors(s, made)).mean()))
-    errors = packed_errors(scales, made)
-    error, missed, _ = target.forecast(circuit, None, errors, errors)
+    noises = noises_of(question, made, packing, tried)
+    points = box_points(question.box) if question.points is None else question.points
+    few = points[:: max(1, len(points) // _FEW)]
+    pair = deciding(circuit.logits(few))
+    noise = min(noises, key=lambda each: float(each.bound(few, pair).mean()))
+    reached = (slot_bound + noise.slot()) * (1 + 1e-6)
+    if math.prod(made.primes[:-1]) < 2 * max(reached, SMALLEST_BOUND) * 2.0**noise.scales.out:
+        return None
+    judged = verdict(question, circuit, noise, reached, made.ring)
     return Choice(
         layout="packed",
         circuit=circuit,
-        bound=largest,
-        slot_bound=slot_bound,
+        bound=limits,
+        slot_bound=max(reached, SMALLEST_BOUND),
         chain=made,
-        scales=scales,
+        scales=noise.scales,
         per_request=packing.samples,
         products=(1.0, 1.0, 0.0),
-        error=error,
-        missed=missed,
+        error=judged.error,
+        missed=judged.missed,
         forecast=lambda machine: packed_forecast(made, question.samples, packing, machine),
     )
+
+
+def noises_of(question: Question, made: Chain, packing: Packing, tried: list[Scales]) -> list[PackedNoise]:
+    """The noise of layout packed at each of the scales."""
+    model, shape = question.model, question.shape
+    positions = placement(model, packing, made)
+    gains = Gains.of(model.W1, packing, positions, made.ring)
+    confidence = packed_confidence(question.decisions, packing, made, shape.outputs, shape.units)
+    _, T, c = (part.floats() for part in centred(model))
+    reference, limits, reach = question.reference, question.limits, question.reach
+    return [PackedNoise(reference, T, c, limits, reach, gains, packing, made, each, confidence) for each in tried]

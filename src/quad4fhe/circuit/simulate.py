@@ -16,12 +16,11 @@ from numpy.typing import ArrayLike
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.counts import Counts, batch_counts, packed_counts
 from quad4fhe.circuit.domain import check_inside
-from quad4fhe.circuit.error import Errors, batch_errors
+from quad4fhe.circuit.error import DITHER, slot_noise
 from quad4fhe.circuit.fold import centred, fold
 from quad4fhe.circuit.packed_noise import unit_variance
 from quad4fhe.circuit.plan import Fitted, Plan, require_model
 from quad4fhe.circuit.quantise import quantise
-from quad4fhe.circuit.search_packed import packed_errors
 from quad4fhe.errors import InputError
 
 
@@ -58,19 +57,13 @@ class SimulatedReply:
     values: Array
 
 
-def errors_of(plan: Plan) -> Errors:
-    """The deviations the plan's layout is forecast with."""
-    if plan.layout == "batch":
-        return batch_errors(plan.scales, plan.chain.ring)
-    return packed_errors(plan.scales, plan.chain)
-
-
 class SimulatedClient:
     """Client(plan) without keys: adds the noise of a fresh encryption to every slot."""
 
     def __init__(self, plan: Plan, seed: int = 2026) -> None:
         self.plan = plan
-        self._noise = errors_of(plan).x
+        # Layout packed adds the noise of encryption where it meets that of key switching: at the hidden units.
+        self._noise = slot_noise(plan.chain.ring) * 2.0**-plan.scales.x if plan.layout == "batch" else 0.0
         self._rng = np.random.default_rng(seed)
 
     def encrypt(self, X: ArrayLike) -> list[SimulatedRequest]:
@@ -100,7 +93,6 @@ class SimulatedServer:
         self.plan = plan
         self.counts = Counts()
         self._rng = np.random.default_rng(seed)
-        self._errors = errors_of(plan)
         circuit = fold(fit.model, plan.domain.box, plan.form)
         self._T: Array | None = None
         self._hidden = np.zeros((1, plan.shape.units))
@@ -109,15 +101,16 @@ class SimulatedServer:
             self._once = batch_counts(plan.shape, skip=plan.form == "skip")
             self._V = circuit.V
         else:
-            self._T = centred(fit.model)[1]
+            _, self._T, constant = (part.floats() for part in centred(fit.model))
             self._once = packed_counts(plan.packing)
-            self._hidden = np.sqrt(unit_variance(fit.model, plan.packing, plan.chain)).T * self._errors.hidden
+            self._hidden = np.sqrt(unit_variance(fit.model, plan.packing, plan.chain)).T * 2.0**-plan.scales.x
             # A plaintext is encoded once, so its rounding is the same for every request.
-            self._V = circuit.V + self._rng.normal(size=circuit.V.shape) * self._errors.v
+            plain = np.sqrt(DITHER * plan.chain.ring / 2) * 2.0**-plan.scales.v
+            self._V = circuit.V + self._rng.normal(size=circuit.V.shape) * plain
             if plan.packing.columns > 1:
-                self._T = self._T + self._rng.normal(size=circuit.V.shape) * self._errors.v
+                self._T = self._T + self._rng.normal(size=circuit.V.shape) * plain
         self._circuit = circuit
-        self._c = circuit.c if self._T is None else centred(fit.model)[2]
+        self._c = circuit.c if self._T is None else constant
 
     def evaluate(self, request: SimulatedRequest) -> SimulatedReply:
         """The reply to one request."""

@@ -1,7 +1,8 @@
 """What a plan is asked, what answers it, and when an answer keeps the decisions.
 
-Decides what counts as kept (strict, fast), by forecast while searching and with the weights as rounded at the end. The
-searches themselves are in `search_batch` and `search_packed`.
+Decides what counts as kept. The circuit that runs, with its integers, is compared with the exact model at every
+calibration sample: same decision, and further from every rival than noise and float64 can move it. The searches
+themselves are in `search_batch` and `search_packed`.
 """
 
 from __future__ import annotations
@@ -14,32 +15,29 @@ from typing import Literal
 
 import numpy as np
 
-from quad4fhe._arrays import Array, BoolArray, IntArray
-from quad4fhe.circuit.bounds import Bound
+from quad4fhe._arrays import Array, BoolArray
+from quad4fhe.circuit.bounds import Bound, bound
 from quad4fhe.circuit.chain import Chain
 from quad4fhe.circuit.error import (
-    DEVIATIONS,
+    UNIT,
     ErrorForecast,
-    Errors,
     Indices,
-    Sensitivity,
-    box_error,
+    Noise,
     box_points,
-    closer,
     deciding,
+    difference,
+    evaluation_error,
     expected_changes,
-    sensitivity,
+    transform_error,
 )
-from quad4fhe.circuit.fold import Circuit
+from quad4fhe.circuit.fold import Circuit, fold
 from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, Shape
 from quad4fhe.circuit.quantise import Scales
 from quad4fhe.quadratic import QuadraticModel
 
 FAST_SHARE = 1e-3  # fast: the share of decisions that may change
-GUARD = 1.02  # the rounded weights may reach a little further than the exact ones; checked once they are known
+GUARD = 1.02  # the circuit that runs may reach a little further than the exact one; checked once it is known
 SMALLEST_BOUND = 2.0  # SEAL wants every scale below Q, so logits smaller than this leave the rest of Q unused
-_FEW = 4096  # closest calibration decisions looked at while searching; all of them are in the final forecast
-_NO_DECISION = 1e-12  # margins below this share of the bound are ties to float64 itself: no plan can keep them
 
 
 def allowed_changes(calibration: int) -> float:
@@ -84,6 +82,76 @@ class Question:
         """The network's sizes."""
         return Shape(self.model.features, self.model.units, self.model.outputs)
 
+    @property
+    def decisions(self) -> int:
+        """How many decisions the failure probability of a plan covers."""
+        return max(self.samples, int(self.margins.size))
+
+    @property
+    def sides(self) -> int:
+        """How many logits a margin lies between."""
+        return 1 if self.model.outputs == 1 else 2
+
+    @cached_property
+    def reference(self) -> Circuit:
+        """The exact model, folded: what every circuit is compared with."""
+        return fold(self.model, self.box, "skip")
+
+    @cached_property
+    def limits(self) -> Bound:
+        """The bounds of the exact model over the box."""
+        return bound(self.reference, self.box)
+
+    @cached_property
+    def reach(self) -> Array:
+        """The largest |x - shift| of each feature over the box, (d,)."""
+        out: Array = np.abs(self.box - self.reference.shift).max(axis=0)
+        return out
+
+    @cached_property
+    def logits(self) -> Array:
+        """The exact model's logits at the points, (n, K), but for `evaluation_error`."""
+        assert self.points is not None
+        return self.reference.logits(self.points)
+
+    @cached_property
+    def deciding(self) -> tuple[Indices, Indices]:
+        """The classes of the largest and second largest logit at each point."""
+        return deciding(self.logits)
+
+    @cached_property
+    def lost(self) -> float:
+        """What float64 loses at most of a margin, anywhere in the box: in the plaintext model and in `reference`."""
+        here = float(evaluation_error(self.reference, self.reach[None]).max())
+        return self.sides * (here + float(_plain_error(self.model, np.abs(self.box).max(axis=0)[None])[0]))
+
+    @cached_property
+    def certain(self) -> BoolArray:
+        """Which decisions float64 itself settles, (n,); the others are no plan's to keep."""
+        sure: BoolArray = self.margins > self.lost
+        if self.points is None:
+            return sure
+        rows = np.arange(len(self.points))
+        first, second = self.deciding
+        gap = np.abs(self.logits[:, 0]) if self.sides == 1 else self.logits[rows, first] - self.logits[rows, second]
+        sure = (gap > self.lost) & (self.margins > self.lost)
+        open_ = np.flatnonzero(~sure)
+        if open_.size:
+            X = self.points[open_]
+            here = evaluation_error(self.reference, np.abs(X - self.reference.shift)).max(axis=1)
+            least = np.minimum(gap[open_], self.margins[open_])
+            sure[open_] = least > self.sides * (here + _plain_error(self.model, np.abs(X)))
+        return sure
+
+
+def _plain_error(model: QuadraticModel, reach: Array) -> Array:
+    """What float64 loses at most of a logit of the plaintext model at |x| <= reach (n, d); shape (n,)."""
+    y = reach @ np.abs(model.W1).T + np.abs(model.b1)
+    terms = (y * y) @ np.abs(model.S).T + y @ np.abs(model.T).T + np.abs(model.c)
+    count = 2 * model.features + model.units + 16
+    out: Array = count * UNIT / (1 - count * UNIT) * terms.max(axis=1)
+    return out
+
 
 @dataclass(frozen=True, eq=False)
 class Choice:
@@ -107,127 +175,112 @@ class Choice:
         return self.forecast(REFERENCE)
 
 
+def allowed_unseen(question: Question) -> float:
+    """Expected changes that may be among a quarter as many unseen samples: for strict, none in 99 of 100 cases."""
+    return 0.01 if question.precision == "strict" else allowed_changes(question.margins.size) / 4
+
+
 @dataclass(frozen=True, eq=False)
-class Target:
-    """The decisions to keep, and the sensitivity of each (or of points spread over the box).
+class Verdict:
+    """The error of a circuit that runs, whether it misses the target, and the bound over the typical error."""
 
-    `unseen` are the expected changes among unseen samples per unit of error.
+    error: ErrorForecast
+    missed: bool
+    over: float
+
+
+def verdict(question: Question, running: Circuit, noise: Noise, slot_bound: float, ring: int) -> Verdict:
+    """Judge a circuit that runs, `noise` around it, against the exact model.
+
+    `slot_bound` bounds every slot of a reply: decoding loses a share of it.
     """
+    decode = transform_error(ring) * slot_bound
+    found = _over_box if question.points is None else _at_points
+    typical, mean, limit, changes, close = found(question, running, noise, decode)
+    unkept = question.certain & close & (question.margins > question.sides * decode)
+    missed = unseen_changes(question.margins, 1.0) * mean > allowed_unseen(question)
+    if question.precision == "strict":
+        missed = missed or bool(unkept.any())
+    else:
+        missed = missed or changes > allowed_changes(question.margins.size)
+    source = "box" if question.points is None else "samples"
+    confidence = noise.confidence
+    over = limit / (confidence.deviations * typical) if typical > 0 else 1.0
+    listed = tuple(np.flatnonzero(close | ~question.certain).tolist())
+    return Verdict(ErrorForecast(typical, limit, changes, listed, source, confidence.failure), missed, over)
 
-    question: Question
-    circuit: Circuit
-    bound: Bound
-    at: Sensitivity
-    close: IntArray
-    margins: Array
-    unseen: float
-    hidden_slope: float = 0.0
-    weight_slope: float = 0.0
-    hidden_bend: float = 0.0
-    linear: Array | None = None
-    hidden: Array | None = None
 
-    @classmethod
-    def of(
-        cls, question: Question, circuit: Circuit, largest: Bound, T: Array | None = None, hidden: Array | None = None
-    ) -> Target:
-        """The target of a question for the circuit in one form.
+_Found = tuple[float, float, float, float, BoolArray]
 
-        Where the layout adds noise to y: T, which it multiplies with y itself, and the noise's variance per unit.
-        """
-        points = question.points
-        at = sensitivity(circuit, box_points(question.box) if points is None else points, T, hidden)
-        steep = tilt = bend = 0.0
-        if T is not None and hidden is not None:
-            slopes = (2 * np.abs(circuit.V) * largest.hidden + np.abs(T)) ** 2
-            steep = float(np.sqrt((slopes @ hidden).max()))
-            reach = np.abs(question.box - circuit.shift).max(axis=0)
-            tilt = float(np.sqrt(slopes.sum(axis=1).max() * (1.0 + (reach * reach).sum())))
-            bend = float((np.abs(circuit.V) @ hidden).max())
-        order = np.argsort(question.margins, kind="stable")[:_FEW]
-        decided = question.margins[order] > _NO_DECISION * largest.logit
-        order = order[decided]
-        unseen = unseen_changes(question.margins, 1.0)
-        few = question.margins[order]
-        return cls(question, circuit, largest, at, order, few, unseen, steep, tilt, bend, T, hidden)
 
-    @property
-    def allowed_unseen(self) -> float:
-        """Expected changes that may be among a quarter as many unseen samples: for strict, none in 99 of 100 cases."""
-        return 0.01 if self.question.precision == "strict" else allowed_changes(self.question.margins.size) / 4
+def _over_box(question: Question, running: Circuit, noise: Noise, decode: float) -> _Found:
+    """One bound for all: what rounding did to the circuit anywhere in the box, and the largest noise there."""
+    reference, reach = question.reference, question.reach[None]
+    same = running is reference  # layout packed rounds at random: that is noise
+    moved = 0.0 if same else bound(difference(running, reference), question.box, rounds=1).logit
+    moved += float((evaluation_error(running, reach) + evaluation_error(reference, reach)).max())
+    limit = question.sides * (moved + noise.anywhere() + decode) + question.lost
+    points = box_points(question.box)
+    pair = deciding(running.logits(points))
+    shift = _gaps(running.logits(points), pair) - _gaps(reference.logits(points), pair)
+    spread = np.sqrt(shift**2 + noise.deviation(points, pair) ** 2)
+    typical = float(np.sqrt((spread**2).mean()))
+    changes = expected_changes(question.margins, typical)
+    return typical, float(spread.mean()), limit, changes, question.margins <= limit
 
-    def met(self, errors: Errors, inflate: float) -> bool:
-        """Whether these errors keep the decisions, by the forecast; `inflate` is what the rigorous check added."""
-        if not self.margins.size:
-            return True
-        every = self.at.deviation(errors)
-        allowed = allowed_changes(self.question.margins.size)
-        if self.unseen * float(every.mean()) > self.allowed_unseen:
-            return False
-        if self.question.points is None:
-            spread = float(np.sqrt((every**2).mean()))
-            if self.question.precision == "strict":
-                return DEVIATIONS * spread * inflate < float(self.margins[0])
-            return expected_changes(self.margins, spread) <= allowed
-        mine = every[self.close]
-        if self.question.precision == "strict":
-            return bool((DEVIATIONS * mine * inflate < self.margins).all())
-        return expected_changes(self.margins, mine) <= allowed
 
-    def forecast(
-        self, rounded: Circuit, moved: Bound | None, errors: Errors, random: Errors
-    ) -> tuple[ErrorForecast, bool, float]:
-        """The error with the weights as rounded, whether it misses the target, and the rigorous over the forecast one.
+def _at_points(question: Question, running: Circuit, noise: Noise, decode: float) -> _Found:
+    """Sample by sample: the circuit that runs decides the same, and noise can't reach any rival."""
+    points, pair = question.points, question.deciding
+    assert points is not None
+    logits = running.logits(points)
+    gaps = _gaps(logits, pair)
+    if question.sides == 1:
+        gaps = np.where(question.logits[:, 0] > 0, gaps, -gaps)
+        exact = np.abs(question.logits[:, 0])
+    else:
+        exact = _gaps(question.logits, pair)
+    own = evaluation_error(running, question.reach[None])[0]
+    lost = question.sides * (decode + float(own.max()))
+    reach = noise.bound(points, pair) + lost
+    shift, deviation = np.abs(gaps - exact), noise.deviation(points, pair)
+    close: BoolArray = gaps <= reach
+    if question.precision == "strict" and question.shape.outputs > 2:
+        close |= _overtaken(points, logits, pair, noise, lost)
+    if close.any():  # the error of evaluating in float64 at the sample itself, not at the worst corner
+        rows = np.flatnonzero(close)
+        part, mine = points[rows], (pair[0][rows], pair[1][rows])
+        near = evaluation_error(running, np.abs(part - running.shift)).max(axis=1)
+        lost_here = question.sides * (decode + near)
+        still = gaps[rows] <= noise.bound(part, mine) + lost_here
+        if question.precision == "strict" and question.shape.outputs > 2:
+            still |= _overtaken(part, logits[rows], mine, noise, lost_here)
+        close[rows] = still
+    spread = np.sqrt(shift**2 + deviation**2)
+    changes = expected_changes(exact - shift, deviation)
+    limit = float((shift + reach).max(initial=0.0))
+    return float(np.sqrt((spread**2).mean())), float(spread.mean()), limit, changes, close
 
-        `moved` bounds what rounding did to the circuit; `random` are the errors that stay random after rounding.
-        """
-        q = self.question
-        slopes = (self.hidden_slope, self.weight_slope, self.hidden_bend)
-        limit = box_error(rounded, self.bound, moved, random, *slopes)
-        if q.points is None:
-            mean = float(self.at.deviation(errors).mean())
-            typical = float(np.sqrt((self.at.deviation(errors) ** 2).mean()))
-            changes = expected_changes(q.margins, typical)
-            close = np.flatnonzero(closer(q.margins, limit))
-            over = limit / (DEVIATIONS * typical) if typical > 0 else 1.0
-        else:
-            plain = self.circuit.logits(q.points)
-            first, second = deciding(plain)
-            change = rounded.logits(q.points) - plain
-            rows = np.arange(len(change))
-            shift = change[rows, first] - (0.0 if self.circuit.outputs == 1 else change[rows, second])
-            noise = self.at.deviation(random)
-            each = np.abs(shift) + DEVIATIONS * noise
-            typical = float(np.sqrt((shift**2 + noise**2).mean()))
-            mean = float(np.sqrt(shift**2 + noise**2).mean())
-            changes = expected_changes(q.margins - np.abs(shift), noise)
-            others = self._other_rivals(plain, change, first, second, limit, random)
-            close = np.flatnonzero(closer(q.margins, each) | others)
-            limit, over = float(each.max()), 1.0
-        undecided = q.margins <= _NO_DECISION * self.bound.logit
-        missed = self.unseen * mean > self.allowed_unseen
-        if q.precision == "strict":
-            missed = missed or bool((~undecided[close]).any())
-        else:
-            missed = missed or changes > allowed_changes(q.margins.size)
-        source = "box" if q.points is None else "samples"
-        return ErrorForecast(typical, limit, changes, tuple(close.tolist()), source), missed, over
 
-    def _other_rivals(
-        self, plain: Array, change: Array, first: Indices, second: Indices, limit: float, random: Errors
-    ) -> BoolArray:
-        """Which samples a third or later logit may overtake, for strict; pairs beyond the box bound are left out."""
-        n, K = plain.shape
-        found = np.zeros(n, dtype=np.bool_)
-        if K <= 2 or self.question.points is None or self.question.precision == "fast":
-            return found
-        rows = np.arange(n)
-        margin = plain[rows, first][:, None] - plain
-        margin[rows, first] = margin[rows, second] = np.inf
-        i, k = np.nonzero(margin <= limit)
-        if i.size == 0:
-            return found
-        at = sensitivity(self.circuit, self.question.points[i], self.linear, self.hidden, (first[i], k))
-        shift = np.abs(change[i, first[i]] - change[i, k])
-        found[i[margin[i, k] <= shift + DEVIATIONS * at.deviation(random)]] = True
-        return found
+def _gaps(logits: Array, pair: tuple[Indices, Indices]) -> Array:
+    rows = np.arange(len(logits))
+    first, second = pair
+    out: Array = logits[:, 0] if logits.shape[1] == 1 else logits[rows, first] - logits[rows, second]
+    return out
+
+
+def _overtaken(
+    points: Array, logits: Array, pair: tuple[Indices, Indices], noise: Noise, lost: Array | float
+) -> BoolArray:
+    """Which samples a third or later logit may overtake; a cheap bound settles nearly all pairs."""
+    n = len(points)
+    rows, (first, second) = np.arange(n), pair
+    allowed = np.broadcast_to(np.asarray(lost, dtype=np.float64), (n,))
+    gaps = logits[rows, first][:, None] - logits
+    gaps[rows, first] = gaps[rows, second] = np.inf
+    cheap = noise.cheap(points)
+    i, k = np.nonzero(gaps <= cheap + cheap[rows, first][:, None] + allowed[:, None])
+    found = np.zeros(n, dtype=np.bool_)
+    if i.size:
+        found[i[gaps[i, k] <= noise.bound(points[i], (first[i], k)) + allowed[i]]] = True
+    return found

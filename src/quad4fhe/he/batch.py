@@ -20,11 +20,12 @@ from quad4fhe.circuit.exact import ExactMatrix, Limb, exact_matrix
 from quad4fhe.circuit.quantise import IntegerCircuit
 from quad4fhe.errors import InputError
 from quad4fhe.he.residues import KernelName, check_residues, kernels, multiply, residues
-from quad4fhe.he.seal import SecretKey, words
+from quad4fhe.he.seal import SecretKey
 
 Residues = NDArray[np.uint32]
 
 TILE = 512  # slots worked on at once: the tile's hidden layer stays in the outer cache between its four steps
+_ENCODED = 8  # features encoded at once: their transforms share a call, their residues stay in the cache
 CHUNK_BYTES = 128 * 2**20  # encrypted features held at once by either side; more features are streamed
 
 
@@ -38,16 +39,18 @@ def encrypt(key: SecretKey, Z: Array, log2_scale: int) -> Iterator[Residues]:
 
     Unused slots hold z = 0, a point of the box, so they obey the same bound as the samples.
     """
-    chain = key.context.chain
+    chain, scale = key.context.chain, 2.0**log2_scale
     n, d = Z.shape
     step = chunk_features(chain)
-    slots = np.zeros(chain.slots)
     for start in range(0, d, step):
         stop = min(start + step, d)
         out = np.empty((stop - start, 2, len(chain.primes), chain.ring), dtype=np.uint32)
-        for i in range(start, stop):
-            slots[:n] = Z[:, i]
-            out[i - start] = words(key.encrypt(slots, 2.0**log2_scale))
+        for first in range(start, stop, _ENCODED):
+            features = range(first, min(first + _ENCODED, stop))
+            slots = np.zeros((len(features), chain.slots))
+            slots[:, :n] = Z[:, features.start : features.stop].T
+            for i, words in zip(features, key.context.dithered(slots, scale), strict=True):
+                out[i - start] = key.encrypt_residues(words, scale)
         yield out
 
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.chain import Chain
 from quad4fhe.circuit.counts import Counts
+from quad4fhe.circuit.dyadic import Dyadic
 from quad4fhe.circuit.fold import centred
-from quad4fhe.circuit.packed_noise import placement
+from quad4fhe.circuit.packed_noise import first_weights, placement
 from quad4fhe.circuit.packing import Packing, split_steps
 from quad4fhe.circuit.quantise import Scales
 from quad4fhe.errors import InputError
@@ -54,7 +55,9 @@ def encrypt(key: SecretKey, Z: Array, packing: Packing, log2_scale: int) -> Iter
         part = Z[:, chunk * packing.span : (chunk + 1) * packing.span]
         features[: part.shape[0], : part.shape[1]] = part
         # (samples, width) to slots: sample s lies at p * samples + s.
-        yield words(key.encrypt(features[:, lies].T.ravel(), 2.0**log2_scale))
+        scale = 2.0**log2_scale
+        encoded = key.context.dithered(features[:, lies].T.reshape(1, -1), scale)
+        yield key.encrypt_residues(encoded[0], scale)
 
 
 def decrypt(key: SecretKey, reply: NDArray[Any], scales: Scales) -> Array:
@@ -74,13 +77,17 @@ class PackedEvaluator:
         self.context = Context(chain)
         self.chain, self.scales, self.packing = chain, scales, packing
         self.counts = Counts()
-        S, T, c = centred(model)
+        S, T, c = (part.floats() for part in centred(model))
         self._positions = placement(model, packing, chain)
         self._first = self._first_plaintexts(model.W1)
-        low = self.context.level(1)
-        bias = self._placed((model.b1 + model.W1 @ shift)[None])[0]
-        self._bias = self._encode(bias[np.arange(packing.width) % packing.block], 2.0**scales.x, low)
-        self._raise = self._encode(np.ones(packing.width), 2.0**scales.x, low)
+        exact = Dyadic.of(model.b1) + Dyadic.of(model.W1) @ Dyadic.of(shift)
+        bias = self._placed(exact.floats()[None])[0]
+        self._bias = self._encode(bias[np.arange(packing.width) % packing.block], 2.0**scales.x, 1)
+        self._raise = self._encode(np.ones(packing.width), 2.0**scales.x, 1)
+        # Added before the rescale, so that what is rounded away is even whatever the ciphertext is. Drawn once: the
+        # bound is for each request by itself.
+        even = self.context.residues(self.context.dithering.uniform(chain.primes[-1], 2))
+        self._dither = self.context.ciphertext(even, 2.0**scales.x)
         met, klass = packing.second_product()
         inside = klass < packing.outputs
         rows = np.minimum(klass, packing.outputs - 1)
@@ -92,10 +99,10 @@ class PackedEvaluator:
             pair = []
             for matrix, scale in ((S, 2.0**scales.v), (T, 2.0 ** (scales.v if small > 1 else scales.x + scales.v))):
                 weights = np.where(inside, self._placed(matrix)[rows, met[column]], 0.0)
-                pair.append(self._encode(np.roll(weights, back), scale, low))
+                pair.append(self._encode(np.roll(weights, back), scale, 1))
             self._second.append((pair[0], pair[1]))
         constant = np.where(inside & (np.arange(packing.width) % packing.window == 0), c[rows], 0.0)
-        self._constant = self._encode(constant, 2.0**scales.out, low)
+        self._constant = self._encode(constant, 2.0**scales.out, 1)
 
     def evaluate(self, request: NDArray[Any], keys: tuple[Any, Any]) -> Residues:
         """The reply (2, primes - 1, N) to a request (chunks, 2, primes, N); `keys` are relin and Galois keys."""
@@ -115,6 +122,8 @@ class PackedEvaluator:
         # Before the rescale: turning costs a prime more there, but its noise is divided away with that prime.
         for turn in packing.turns()["blocks"]:
             evaluator.add_inplace(hidden, self._rotate(hidden, turn, galois))
+        self._dither.scale(hidden.scale())
+        evaluator.add_inplace(hidden, self._dither)
         # The plaintexts of the first product are encoded at the prime that is dropped here, so the scale is exact.
         evaluator.rescale_to_next_inplace(hidden)
         self.counts.rescales += 1
@@ -185,21 +194,12 @@ class PackedEvaluator:
         return self.context.evaluator.rotate_vector(x, turn * self.packing.samples, galois)
 
     def _first_plaintexts(self, W: Array) -> list[list[Any]]:
-        packing = self.packing
-        met, counts = packing.first_product()
-        unit = np.arange(packing.width) % packing.block
+        packing, prime = self.packing, float(self.chain.primes[-1])
         baby, _ = split_steps(packing.diagonals)
-        out = []
-        for chunk in range(packing.chunks):
-            part = W[:, chunk * packing.span : (chunk + 1) * packing.span]
-            table = np.zeros((packing.block, packing.span))
-            table[self._positions, : part.shape[1]] = part
-            row = []
-            for r in range(packing.diagonals):
-                weights = np.where(counts[r], table[unit, met[r]], 0.0)
-                row.append(self._encode(np.roll(weights, baby * (r // baby)), float(self.chain.primes[-1]), None))
-            out.append(row)
-        return out
+        return [
+            [self._encode(np.roll(row, baby * (r // baby)), prime, 0) for r, row in enumerate(chunk)]
+            for chunk in first_weights(W, packing, self._positions)
+        ]
 
     def _placed(self, columns: Array) -> Array:
         """Columns per unit (r, m) to columns per position of a block (r, block)."""
@@ -207,5 +207,6 @@ class PackedEvaluator:
         out[:, self._positions] = columns
         return out
 
-    def _encode(self, values: Array, scale: float, level: Any) -> Any:
-        return self.context.encode(np.repeat(values, self.packing.samples), scale, level)
+    def _encode(self, values: Array, scale: float, drops: int) -> Any:
+        words = self.context.dithered(np.repeat(values, self.packing.samples)[None], scale, drops)
+        return self.context.plaintext(words[0], scale, drops)

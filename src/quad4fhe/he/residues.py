@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
+from quad4fhe.circuit.dyadic import BigInts
 from quad4fhe.circuit.exact import ExactMatrix
-from quad4fhe.circuit.quantise import BigInts
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.he import _kernels_numpy
 

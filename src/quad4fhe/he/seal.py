@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.chain import Chain, chain
 from quad4fhe.errors import Quad4FHEError
+from quad4fhe.he.encoding import Encoder
 
 Words = NDArray[np.uint64]
 
 WANTED = (4, 4)  # the SEAL release whose byte layout this file knows
 _HEADER = 113
-_SECRET_HEADER = 88
+_SECRET_HEADER = _PLAIN_HEADER = 88
+_AT_ONCE = 4  # polynomials that are transformed together: more only allocate more
 _MAGIC = 0xA15E
 
 
@@ -39,6 +41,7 @@ class Context:
         self.chain = chain
         self.seal = _make(chain)
         self.encoder = seal.CKKSEncoder(self.seal)
+        self.dithering = Encoder(chain.ring)
         self.evaluator = seal.Evaluator(self.seal)
         self.parms_id = self.seal.first_parms_id()
 
@@ -48,6 +51,31 @@ class Context:
         if parms_id is not None and parms_id != self.parms_id:
             self.evaluator.mod_switch_to_inplace(plain, parms_id)
         return plain
+
+    def dithered(self, values: Array, scale: float, drops: int = 0) -> Words:
+        """Real slots (r, N/2), rounded at random, as the residues (r, primes, N) of plaintexts."""
+        return self.residues(self.dithering.encode(values, scale), drops)
+
+    def residues(self, coefficients: Array, drops: int = 0) -> Words:
+        """Whole coefficients (r, N), as doubles, to residues in NTT form (r, primes, N); SEAL transforms them."""
+        primes = self.chain.primes[: len(self.chain.primes) - drops]
+        out = np.zeros((len(coefficients), len(primes), self.chain.ring), dtype=np.uint64)
+        used = np.flatnonzero(coefficients.any(axis=1))
+        for start in range(0, len(used), _AT_ONCE):
+            rows = used[start : start + _AT_ONCE]
+            # SEAL takes two polynomials or more, and none of them may be zero.
+            pair = rows if len(rows) > 1 else np.repeat(rows, 2)
+            words = _modulo(coefficients[pair], primes)
+            transformed = _to_ciphertext(self.seal, self.level(drops), words, 1.0, ntt=False)
+            self.evaluator.transform_to_ntt_inplace(transformed)
+            out[rows] = _words(transformed)[: len(rows)]
+        return out
+
+    def plaintext(self, words: Words, scale: float, drops: int = 0) -> Any:
+        """A plaintext from its residues (primes, N) in NTT form."""
+        out = seal.Plaintext()
+        out.load_bytes(self.seal, _plain_header(self.level(drops), words.size, scale) + words.tobytes())
+        return out
 
     def level(self, drops: int) -> Any:
         """The parms_id after `drops` primes were dropped from the end of the chain."""
@@ -131,10 +159,7 @@ class SecretKey:
 
     def __init__(self, context: Context, kept: bytes | None = None) -> None:
         self.context = context
-        if kept is None:
-            self._generator = seal.KeyGenerator(context.seal)
-        else:
-            self._generator = seal.KeyGenerator(context.seal, context.seal.from_secret_str(kept))
+        self._generator = _invertible(context) if kept is None else _kept(context, kept)
         self._key = self._generator.secret_key()
         self._encryptor = seal.Encryptor(context.seal, self._key)
         self._decryptor = seal.Decryptor(context.seal, self._key)
@@ -152,6 +177,10 @@ class SecretKey:
     def encrypt(self, values: Array, scale: float) -> Any:
         """Encrypt up to N/2 real values symmetrically."""
         return self._encryptor.encrypt_symmetric(self.context.encode(values, scale))
+
+    def encrypt_residues(self, words: Words, scale: float) -> Words:
+        """Encrypt a plaintext, given as residues (primes, N), symmetrically: residues (2, primes, N)."""
+        return _words(self._encryptor.encrypt_symmetric(self.context.plaintext(words, scale)))
 
     def decrypt(self, ciphertext: Any) -> Array:
         """The N/2 slots of a ciphertext."""
@@ -177,18 +206,65 @@ def words(ciphertext: Any) -> Words:
     return np.frombuffer(ciphertext.to_string(), dtype="<u8", offset=_HEADER).reshape(shape)
 
 
-def _to_ciphertext(context: Any, parms_id: Any, residues: NDArray[Any], scale: float) -> Any:
+_words = words  # inside methods whose arguments have that name
+
+
+def _invertible(context: Context) -> Any:
+    """A generator with a fresh key that is a unit modulo every prime, as all but one key in 2^27 are.
+
+    The bound of layout packed needs it: then what a key switch rounds is even modulo the special prime.
+    """
+    while True:
+        generator = seal.KeyGenerator(context.seal)
+        if _is_unit(generator.secret_key().to_string()):
+            return generator
+
+
+def _kept(context: Context, kept: bytes) -> Any:
+    if not _is_unit(kept):
+        raise ValueError("the key is not a unit modulo every prime")
+    return seal.KeyGenerator(context.seal, context.seal.from_secret_str(kept))
+
+
+def _is_unit(key: bytes) -> bool:
+    return bool(np.frombuffer(key, dtype="<u8", offset=_SECRET_HEADER).all())
+
+
+def _modulo(coefficients: Array, primes: tuple[int, ...]) -> Words:
+    """Whole doubles (r, N) to canonical residues (r, primes, N)."""
+    out = np.empty((len(coefficients), len(primes), coefficients.shape[1]), dtype=np.uint64)
+    exact = float(np.abs(coefficients).max(initial=0.0)) < 2.0**52
+    for place, q in enumerate(primes):
+        if exact and q < 2**52:
+            # The quotient may be off by one, the difference is exact: every number here is below 2^53.
+            left = coefficients - np.floor(coefficients * (1.0 / q)) * float(q)
+            left += np.where(left < 0, float(q), 0.0)
+            left -= np.where(left >= q, float(q), 0.0)
+            out[:, place] = left
+        else:
+            left = np.fmod(coefficients, float(q)) if q < 2**53 else coefficients
+            out[:, place] = np.array([int(c) % q for c in left.ravel().tolist()], dtype=np.uint64).reshape(left.shape)
+    return out
+
+
+def _to_ciphertext(context: Any, parms_id: Any, residues: NDArray[Any], scale: float, *, ntt: bool = True) -> Any:
     size, primes, ring = residues.shape
     body = np.ascontiguousarray(residues, dtype="<u8").tobytes()
     ciphertext = seal.Ciphertext()
-    ciphertext.load_bytes(context, _header(parms_id, size, primes, ring, scale) + body)
+    ciphertext.load_bytes(context, _header(parms_id, size, primes, ring, scale, ntt=ntt) + body)
     return ciphertext
 
 
-def _header(parms_id: Any, size: int, primes: int, ring: int, scale: float) -> bytes:
+def _plain_header(parms_id: Any, count: int, scale: float) -> bytes:
+    outer = struct.pack("<HBBBBHQ", _MAGIC, 16, *WANTED, 0, 0, _PLAIN_HEADER + 8 * count)
+    inner = struct.pack("<HBBBBHQQ", _MAGIC, 16, *WANTED, 0, 0, 24 + 8 * count, count)
+    return outer + struct.pack("<4QQd", *parms_id, count, scale) + inner
+
+
+def _header(parms_id: Any, size: int, primes: int, ring: int, scale: float, *, ntt: bool = True) -> bytes:
     count = size * primes * ring
     outer = struct.pack("<HBBBBHQ", _MAGIC, 16, *WANTED, 0, 0, _HEADER + 8 * count)
-    fields = struct.pack("<4Q?QQQdQ", *parms_id, True, size, ring, primes, scale, 1)
+    fields = struct.pack("<4Q?QQQdQ", *parms_id, ntt, size, ring, primes, scale, 1)
     inner = struct.pack("<HBBBBHQQ", _MAGIC, 16, *WANTED, 0, 0, 24 + 8 * count, count)
     return outer + fields + inner
 
@@ -236,3 +312,7 @@ def check_layout() -> None:
     seen = encoder.decode(seal.Decryptor(context, key).decrypt(doubled))
     if np.abs(seen - 2 * values).max() > 1e-2:
         raise SealError("arithmetic on SEAL's residues does not decrypt to the right values; report the SEAL build")
+    plain = encoder.encode(values, 2.0**24)
+    words_in = np.frombuffer(plain.to_bytes(), dtype="<u8", offset=_PLAIN_HEADER)
+    if _plain_header(context.first_parms_id(), words_in.size, 2.0**24) + words_in.tobytes() != plain.to_bytes():
+        raise SealError("SEAL's plaintext bytes do not lie where this library reads them; report the SEAL build")

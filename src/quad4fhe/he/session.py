@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.domain import check_inside
 from quad4fhe.circuit.fold import fold
-from quad4fhe.circuit.plan import Fitted, Plan, require_model
+from quad4fhe.circuit.plan import Fitted, Plan, reply_bound, require_model
 from quad4fhe.circuit.quantise import quantise
-from quad4fhe.circuit.search_packed import packed_slot_bound
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import batch, packed
 from quad4fhe.he.keys import StoredKey
@@ -240,9 +238,7 @@ def _require_room(plan: Plan, model: QuadraticModel) -> None:
     shape = (model.features, model.units, model.outputs)
     if shape != (plan.shape.features, plan.shape.units, plan.shape.outputs):
         raise InputError(f"this plan is for a network of another shape than {shape}; plan again")
-    circuit = fold(model, plan.domain.box, plan.form if plan.layout == "batch" else "skip")
-    largest = bound(circuit, plan.domain.box)
-    needed = largest.logit if plan.layout == "batch" else packed_slot_bound(model, circuit, largest.hidden)
+    needed = reply_bound(plan, model)
     if needed > plan.domain.bound:
         raise InputError(
             f"this plan could overflow: logits reach {needed:.4g}, it says {plan.domain.bound:.4g}; plan again"

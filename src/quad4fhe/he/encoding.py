@@ -1,0 +1,71 @@
+"""Numbers to polynomials with integer coefficients, rounded at random so that no two errors are alike.
+
+Decides how values become a plaintext. SEAL's own encoder rounds each coefficient to the nearest integer, and that is
+not noise: a request of one sample has coefficients near 2 scale / N that all round to zero, the same way for every
+feature. Here a coefficient c becomes floor(c) or floor(c) + 1, the latter with probability c - floor(c): the error has
+mean zero, is independent from coefficient to coefficient whatever the values are, and lies in an interval of length 1.
+The transform to residues is SEAL's (`seal`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import cache
+
+import numpy as np
+
+from quad4fhe._arrays import Array, IntArray
+
+
+class Encoder:
+    """Slots to integer coefficients for one ring, with a random generator of its own.
+
+    The dither hides nothing, so the generator need not be cryptographic; its seed comes from the operating system, so
+    that nobody can choose values against it.
+    """
+
+    def __init__(self, ring: int) -> None:
+        self.ring = ring
+        self._rng = np.random.Generator(np.random.SFC64(secrets.randbits(128)))
+
+    def encode(self, values: Array, scale: float) -> Array:
+        """Real slots (r, N/2) times the scale to whole coefficients (r, N), as doubles."""
+        coefficients = embedded(values) * scale
+        whole = np.floor(coefficients)
+        coefficients -= whole  # exact
+        whole += self._rng.random(whole.shape) < coefficients
+        return whole
+
+    def uniform(self, q: int, count: int) -> Array:
+        """Polynomials (count, N) with coefficients even over the residues of an odd q, centred; q below 2^53."""
+        half = q // 2
+        return self._rng.integers(-half, half, size=(count, self.ring), endpoint=True).astype(np.float64)
+
+
+def embedded(values: Array) -> Array:
+    """The real coefficients (r, N) of the polynomials with these real slots (r, N/2), in SEAL's order of slots.
+
+    Slot j is the value at zeta^(3^j), zeta = exp(i pi / N). All N odd powers of zeta make one discrete Fourier
+    transform; real values make it real, and coefficient N - k the negative of coefficient k.
+    """
+    rows, slots = values.shape
+    ring = 2 * slots
+    place, mirror, twist = _roots(ring)
+    spread = np.empty((rows, ring))
+    spread[:, place] = values
+    spread[:, mirror] = values
+    half = np.fft.rfft(spread, axis=1)[:, :slots]
+    half *= twist
+    out = np.empty((rows, ring))
+    out[:, :slots] = half.real
+    out[:, slots] = 0.0
+    out[:, slots + 1 :] = -half.real[:, :0:-1]
+    return out
+
+
+@cache
+def _roots(ring: int) -> tuple[IntArray, IntArray, np.ndarray[tuple[int, ...], np.dtype[np.complex128]]]:
+    exponents = np.array([pow(3, j, 2 * ring) for j in range(ring // 2)], dtype=np.int64)
+    place = (exponents - 1) // 2
+    twist = np.exp(-1j * np.pi * np.arange(ring // 2) / ring) / ring
+    return place, ring - 1 - place, twist
