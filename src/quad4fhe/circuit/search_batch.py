@@ -44,6 +44,7 @@ from quad4fhe.errors import InputError
 # Rounded weights move a margin by a known amount, checked sample by sample; while searching, so many deviations.
 _ROUNDING_DEVIATIONS = 4.5
 _TAIL = 9.5  # about the deviations of noise that a bound allows for
+_LEAST = 2.0**-20  # a model whose logits are all equal still needs a bound above zero
 _FEW = 4096  # closest calibration decisions looked at while searching; all of them are in the verdict
 
 
@@ -265,7 +266,7 @@ def noise_of(question: Question, running: Circuit, made: Chain, scales: Scales) 
 def batch_slot_bound(noise: BatchNoise) -> float:
     """What no slot of a reply exceeds anywhere in the box, noise included: the client refuses a reply beyond it."""
     lost = float(evaluation_error(noise.circuit, noise.reach[None]).max())
-    return (noise.limits.logit + noise.slot() + lost) * (1 + 1e-6)
+    return max((noise.limits.logit + noise.slot() + lost) * (1 + 1e-6), _LEAST)
 
 
 def prove(integers: IntegerCircuit, made: Chain) -> list[tuple[ExactMatrix, ExactMatrix, ExactMatrix | None]]:

@@ -49,8 +49,8 @@ def encrypt(key: SecretKey, Z: Array, log2_scale: int) -> Iterator[Residues]:
             features = range(first, min(first + _ENCODED, stop))
             slots = np.zeros((len(features), chain.slots))
             slots[:, :n] = Z[:, features.start : features.stop].T
-            for i, words in zip(features, key.context.dithered(slots, scale), strict=True):
-                out[i - start] = key.encrypt_residues(words, scale)
+            for i, plain in zip(features, key.context.dithered(slots, scale), strict=True):
+                out[i - start] = key.encrypt_plain(plain)
         yield out
 
 

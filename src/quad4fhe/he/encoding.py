@@ -13,8 +13,11 @@ import secrets
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, IntArray
+
+Slots = NDArray[np.complex128]
 
 
 class Encoder:
@@ -28,13 +31,15 @@ class Encoder:
         self.ring = ring
         self._rng = np.random.Generator(np.random.SFC64(secrets.randbits(128)))
 
-    def encode(self, values: Array, scale: float) -> Array:
-        """Real slots (r, N/2) times the scale to whole coefficients (r, N), as doubles."""
+    def encode(self, values: Array, scale: float) -> tuple[Array, Array]:
+        """Real slots (r, N/2) times the scale to whole coefficients (r, N), as doubles, and what rounding added."""
         coefficients = embedded(values) * scale
         whole = np.floor(coefficients)
-        coefficients -= whole  # exact
-        whole += self._rng.random(whole.shape) < coefficients
-        return whole
+        np.subtract(whole, coefficients, out=coefficients)  # exact, in (-1, 0]
+        up = self._rng.random(whole.shape) < -coefficients
+        whole += up
+        coefficients += up
+        return whole, coefficients
 
     def uniform(self, q: int, count: int) -> Array:
         """Polynomials (count, N) with coefficients even over the residues of an odd q, centred; q below 2^53."""
@@ -63,8 +68,32 @@ def embedded(values: Array) -> Array:
     return out
 
 
+def values_of(coefficients: Array) -> Slots:
+    """The slots (r, N/2) of polynomials with real coefficients (r, N).
+
+    At a power e = 4 t + 1 of zeta the upper half of the polynomial counts i times the lower one, which leaves a complex
+    transform of half the length; the other slots are conjugates of such values.
+    """
+    slots = coefficients.shape[1] // 2
+    place, flip, twist = _quarter(2 * slots)
+    folded = np.empty((len(coefficients), slots), dtype=np.complex128)
+    folded.real, folded.imag = coefficients[:, :slots], coefficients[:, slots:]
+    folded *= twist
+    out: Slots = np.fft.ifft(folded, axis=1, norm="forward")[:, place]
+    out.imag *= flip
+    return out
+
+
 @cache
-def _roots(ring: int) -> tuple[IntArray, IntArray, np.ndarray[tuple[int, ...], np.dtype[np.complex128]]]:
+def _quarter(ring: int) -> tuple[IntArray, Array, Slots]:
+    exponents = np.array([pow(3, j, 2 * ring) for j in range(ring // 2)], dtype=np.int64)
+    other = exponents % 4 == 3
+    place = (np.where(other, 2 * ring - exponents, exponents) - 1) // 4
+    return place, np.where(other, -1.0, 1.0), np.exp(1j * np.pi * np.arange(ring // 2) / ring)
+
+
+@cache
+def _roots(ring: int) -> tuple[IntArray, IntArray, Slots]:
     exponents = np.array([pow(3, j, 2 * ring) for j in range(ring // 2)], dtype=np.int64)
     place = (exponents - 1) // 2
     twist = np.exp(-1j * np.pi * np.arange(ring // 2) / ring) / ring

@@ -56,8 +56,8 @@ def encrypt(key: SecretKey, Z: Array, packing: Packing, log2_scale: int) -> Iter
         features[: part.shape[0], : part.shape[1]] = part
         # (samples, width) to slots: sample s lies at p * samples + s.
         scale = 2.0**log2_scale
-        encoded = key.context.dithered(features[:, lies].T.reshape(1, -1), scale)
-        yield key.encrypt_residues(encoded[0], scale)
+        (plain,) = key.context.dithered(features[:, lies].T.reshape(1, -1), scale)
+        yield key.encrypt_plain(plain)
 
 
 def decrypt(key: SecretKey, reply: NDArray[Any], scales: Scales) -> Array:
@@ -208,5 +208,4 @@ class PackedEvaluator:
         return out
 
     def _encode(self, values: Array, scale: float, drops: int) -> Any:
-        words = self.context.dithered(np.repeat(values, self.packing.samples)[None], scale, drops)
-        return self.context.plaintext(words[0], scale, drops)
+        return self.context.dithered(np.repeat(values, self.packing.samples)[None], scale, drops)[0]

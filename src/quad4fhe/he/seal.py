@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.chain import Chain, chain
+from quad4fhe.circuit.error import transform_share
 from quad4fhe.errors import Quad4FHEError
-from quad4fhe.he.encoding import Encoder
+from quad4fhe.he.encoding import Encoder, values_of
 
 Words = NDArray[np.uint64]
 
@@ -52,9 +53,19 @@ class Context:
             self.evaluator.mod_switch_to_inplace(plain, parms_id)
         return plain
 
-    def dithered(self, values: Array, scale: float, drops: int = 0) -> Words:
-        """Real slots (r, N/2), rounded at random, as the residues (r, primes, N) of plaintexts."""
-        return self.residues(self.dithering.encode(values, scale), drops)
+    def dithered(self, values: Array, scale: float, drops: int = 0) -> list[Any]:
+        """Plaintexts of real slots (r, N/2), rounded at random.
+
+        SEAL's encoder transforms and rounds; it is given slots that lie within its own error of whole coefficients, so
+        it can't round otherwise. Where they are too large for that, the coefficients are transformed directly.
+        """
+        whole, added = self.dithering.encode(values, scale)
+        size = float(np.abs(whole).max(initial=0.0))
+        if drops == 0 and size * transform_share(self.chain.ring) * math.sqrt(self.chain.ring) < 0.25:
+            # The binding reads memory as it lies, whatever an array's strides are.
+            near = np.ascontiguousarray(values + values_of(added) / scale)
+            return [self.encoder.encode_complex(row, scale) for row in near]
+        return [self.plaintext(words, scale, drops) for words in self.residues(whole, drops)]
 
     def residues(self, coefficients: Array, drops: int = 0) -> Words:
         """Whole coefficients (r, N), as doubles, to residues in NTT form (r, primes, N); SEAL transforms them."""
@@ -178,9 +189,9 @@ class SecretKey:
         """Encrypt up to N/2 real values symmetrically."""
         return self._encryptor.encrypt_symmetric(self.context.encode(values, scale))
 
-    def encrypt_residues(self, words: Words, scale: float) -> Words:
-        """Encrypt a plaintext, given as residues (primes, N), symmetrically: residues (2, primes, N)."""
-        return _words(self._encryptor.encrypt_symmetric(self.context.plaintext(words, scale)))
+    def encrypt_plain(self, plain: Any) -> Words:
+        """Encrypt a plaintext symmetrically: residues (2, primes, N)."""
+        return words(self._encryptor.encrypt_symmetric(plain))
 
     def decrypt(self, ciphertext: Any) -> Array:
         """The N/2 slots of a ciphertext."""
@@ -235,15 +246,18 @@ def _modulo(coefficients: Array, primes: tuple[int, ...]) -> Words:
     out = np.empty((len(coefficients), len(primes), coefficients.shape[1]), dtype=np.uint64)
     exact = float(np.abs(coefficients).max(initial=0.0)) < 2.0**52
     for place, q in enumerate(primes):
-        if exact and q < 2**52:
+        if exact and q >= 2**52:
+            left = coefficients.astype(np.int64)
+            out[:, place] = np.where(left < 0, left + q, left)
+        elif exact:
             # The quotient may be off by one, the difference is exact: every number here is below 2^53.
-            left = coefficients - np.floor(coefficients * (1.0 / q)) * float(q)
-            left += np.where(left < 0, float(q), 0.0)
-            left -= np.where(left >= q, float(q), 0.0)
-            out[:, place] = left
+            rest = coefficients - np.floor(coefficients * (1.0 / q)) * float(q)
+            rest += np.where(rest < 0, float(q), 0.0)
+            rest -= np.where(rest >= q, float(q), 0.0)
+            out[:, place] = rest
         else:
-            left = np.fmod(coefficients, float(q)) if q < 2**53 else coefficients
-            out[:, place] = np.array([int(c) % q for c in left.ravel().tolist()], dtype=np.uint64).reshape(left.shape)
+            flat = [int(c) % q for c in coefficients.ravel().tolist()]
+            out[:, place] = np.array(flat, dtype=np.uint64).reshape(coefficients.shape)
     return out
 
 
