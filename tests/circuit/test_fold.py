@@ -98,8 +98,8 @@ def fractions_of(numbers: Dyadic) -> np.ndarray:
 
 def test_centring_keeps_every_difference_between_classes_exactly() -> None:
     model = random_model(5, 6, 4, free=True)
-    for numbers, given in zip(centred(model), (model.S, model.T, model.c), strict=True):
-        exact, wanted = fractions_of(numbers), exactly(given)
+    for numbers, array in zip(centred(model), (model.S, model.T, model.c), strict=True):
+        exact, wanted = fractions_of(numbers), exactly(array)
         assert np.all(exact[1:] - exact[:-1] == wanted[1:] - wanted[:-1])
 
 

@@ -80,7 +80,8 @@ def _error(plan: Plan) -> list[str]:
     ]
     if not error.close:
         lines.append(
-            f"all {plan.calibration} calibration decisions lie further than their error bound: none can change"
+            f"all {plan.calibration} calibration decisions lie further than their error bound: none can change, "
+            f"but for a probability of 2^{math.log2(error.failure):.0f} for all of them together"
         )
         return lines
     named = ", ".join(str(i) for i in error.close[:_LISTED])
