@@ -3,16 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test docs notebooks lint check-data clean
+.PHONY: demo test check docs notebooks lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quad4fhe demo
 	@echo "To have quad4fhe at hand in this terminal, first: . $(BIN)/activate"
 
-test: $(VENV)/.test
+# Lint and types, with or without the optional parts (torch, Ray) in the environment.
+check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+test: check
 	# Many small problems: threads of the BLAS would only wait for each other. Files side by side, one per core up to four.
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
