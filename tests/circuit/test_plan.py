@@ -112,6 +112,19 @@ def test_a_plan_file_that_was_tampered_with_is_refused(small_plan: Plan) -> None
             Plan.from_dict(data)
 
 
+@pytest.mark.parametrize(("layout", "counted"), [("packed", "does not count"), ("batch", "counts")])
+def test_a_plan_counts_the_special_prime_exactly_where_its_layout_sends_keys(small, layout, counted) -> None:
+    data = plan(small, samples=50, layout=layout).to_dict()
+    data["chain"]["keys"] = layout == "batch"
+    if layout == "batch":  # primes that stay below the table with the special one, so that nothing else is wrong
+        data["chain"]["primes"] = data["chain"]["primes"][:2]
+    with pytest.raises(InputError, match=f"layout {layout} with a chain that {counted} the special prime"):
+        Plan.from_dict(data)
+    del data["chain"]["keys"]
+    with pytest.raises(InputError, match="keys"):
+        Plan.from_dict(data)
+
+
 def test_the_hash_of_a_plan_changes_with_every_shared_parameter(small_plan: Plan) -> None:
     other_scales = dataclasses.replace(small_plan.scales, x=small_plan.scales.x - 1)
     wider = dataclasses.replace(small_plan.domain, bound=small_plan.domain.bound * 0.99)
@@ -232,7 +245,7 @@ def test_the_trained_models_keep_their_decisions_in_simulation(trained, name: st
 def test_padding_and_weak_units_take_the_noisiest_slots_of_layout_packed() -> None:
     packing = Packing(4096, 1, 128, 100, 3)
     model = random_model(128, 100, 3)
-    made = chain(8192, (58, 58, 40), 60)
+    made = chain(8192, (58, 58, 38), 60)
     noise = hidden_variance(packing, made, np.ones(packing.block))[:, 0]
     taken = placement(model, packing, made)
     assert len(set(taken.tolist())) == 100

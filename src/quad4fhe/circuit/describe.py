@@ -49,10 +49,10 @@ def _layout(plan: Plan) -> list[str]:
 
 def _security(plan: Plan) -> list[str]:
     primes = "+".join(str(q.bit_length()) for q in plan.chain.primes)
-    allowed, special = SECURE_BITS[plan.chain.ring], plan.chain.special.bit_length()
+    special = f" and a special prime of {plan.chain.switching_prime.bit_length()}" if plan.chain.keys else ""
     return [
-        f"ring N = {plan.chain.ring}, primes of {primes} bits and a special prime of {special}: "
-        f"{plan.chain.bits} of {allowed} bits allowed for 128-bit security"
+        f"ring N = {plan.chain.ring}, primes of {primes} bits{special}: "
+        f"{plan.chain.bits} of {SECURE_BITS[plan.chain.ring]} bits allowed for 128-bit security"
     ]
 
 

@@ -55,7 +55,7 @@ def hidden_variance(packing: Packing, made: Chain, norms: Array) -> Array:
     `norms` are the squared row norms of W at each position (block,): noise on turned inputs comes through them.
     """
     samples, ring = packing.samples, made.ring
-    digits = sum((q / made.special) ** 2 for q in made.primes)
+    digits = sum((q / made.switching_prime) ** 2 for q in made.primes)
     turned = BINOMIAL * ring / 2 * digits * (ring / 12 + lever(ring) / 4) + _rounded(ring)
     baby, giant = split_steps(packing.diagonals)
     # A giant step carries the noise of its inputs along, so each unit sees one slot of every step.
@@ -269,7 +269,7 @@ class PackedNoise:
     @property
     def _digits(self) -> float:
         """The variance proxy of a slot after a key switch, for digits of square norm 1 in units of q."""
-        digits = sum((q / self.chain.special) ** 2 for q in self.chain.primes)
+        digits = sum((q / self.chain.switching_prime) ** 2 for q in self.chain.primes)
         return BINOMIAL * self.chain.ring / 2 * digits
 
     def _encoded(self, part: _Part) -> Array:

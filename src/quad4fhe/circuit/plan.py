@@ -79,6 +79,11 @@ class Plan:
         if self.version != VERSION:
             raise InputError(f"plan version {self.version}, this library reads version {VERSION}: plan again")
         _check_ranges(self)
+        if self.chain.keys != (self.layout == "packed"):
+            counted = "counts" if self.chain.keys else "does not count"
+            raise InputError(
+                f"layout {self.layout} with a chain that {counted} the special prime of evaluation keys; plan again"
+            )
         # Overflow is silent, so a plan that could overflow must not exist, wherever it was read from.
         if self.value_chain.modulus < 2 * self.domain.bound * 2.0**self.scales.out:
             raise InputError("this plan could overflow: its chain is too short for its scales and domain; plan again")

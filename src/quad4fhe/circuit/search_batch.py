@@ -14,7 +14,7 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.bounds import bound
-from quad4fhe.circuit.chain import RINGS, SECURE_BITS, Chain, chain, smallest_prime
+from quad4fhe.circuit.chain import RINGS, Chain, chain, keyless_bits
 from quad4fhe.circuit.error import (
     BatchNoise,
     Indices,
@@ -163,10 +163,9 @@ def _candidates(question: Question, circuit: Circuit, reach: float) -> Iterator[
     shape = question.shape
     w_sums, v_sums = _row_sums(circuit.W), _row_sums(circuit.V)
     for ring in RINGS:
-        room = SECURE_BITS[ring] - smallest_prime(ring).bit_length()
         for bits in range(18, LARGEST_PRIME_BITS + 1):
             skip = 0 if circuit.U is None else _limbs_for(shape.features, bits, bits - 1)
-            for count in range(2, room // bits + 1):
+            for count in range(2, keyless_bits(ring) // bits + 1):
                 try:
                     made = chain(ring, (bits,) * count)
                 except InputError:

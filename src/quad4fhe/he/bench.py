@@ -50,10 +50,10 @@ PAPER_GRID = (
     Configuration(2**15, 6),
 )
 SMALL_GRID = (
-    Configuration(2**12, 3, log2_scale=18, ends=27),
-    Configuration(2**13, 3, log2_scale=40, ends=49),
-    Configuration(2**13, 4, log2_scale=33, ends=43),
-    Configuration(2**13, 5, log2_scale=28, ends=39),
+    Configuration(2**12, 3, log2_scale=18, ends=26),
+    Configuration(2**13, 3, log2_scale=40, ends=47),
+    Configuration(2**13, 4, log2_scale=33, ends=41),
+    Configuration(2**13, 5, log2_scale=28, ends=37),
 )
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from quad4fhe.circuit.chain import chain
 from quad4fhe.circuit.exact import exact_matrix
 from quad4fhe.circuit.forecast import Machine
+from quad4fhe.circuit.search_packed import PACKED_CHAINS
 from quad4fhe.he.residues import kernels, multiply
 from quad4fhe.he.seal import Context, SecretKey, words
 
@@ -40,7 +41,7 @@ def calibrate(name: str = "this") -> Machine:
 
     sent = encrypt()
     size = made.ring * len(made.primes)
-    switching = chain(8192, (58, 58, 40), 60)
+    switching = chain(*PACKED_CHAINS[0])
     turner = SecretKey(Context(switching))
     galois = turner.context.galois_keys(turner.galois_keys([1]))
     turned = turner.encrypt(values, 2.0**40)

@@ -87,7 +87,7 @@ def form(plan: Plan, kind: Kind) -> Form:
     if kind is Kind.keys:
         if plan.layout == "batch":
             raise InputError("layout batch has no evaluation keys; send the request alone")
-        every = (*primes, plan.chain.special)
+        every = plan.chain.every
         count = 1 + len(plan.packing.steps())
         return Form((count * len(primes), 2, len(every), ring), every)
     if plan.layout == "batch":

@@ -178,7 +178,7 @@ class SecretKey:
     @staticmethod
     def size(chain: Chain) -> int:
         """How many bytes `to_bytes` gives."""
-        return _SECRET_HEADER + 8 * (len(chain.primes) + 1) * chain.ring
+        return _SECRET_HEADER + 8 * len(chain.every) * chain.ring
 
     def to_bytes(self) -> bytes:
         """The secret itself, for `keys` to keep; no message can carry it."""
@@ -286,7 +286,7 @@ def _header(parms_id: Any, size: int, primes: int, ring: int, scale: float, *, n
 def _make(chain: Chain) -> Any:
     parameters = seal.EncryptionParameters(seal.scheme_type.ckks)
     parameters.set_poly_modulus_degree(chain.ring)
-    parameters.set_coeff_modulus([seal.Modulus(q) for q in (*chain.primes, chain.special)])
+    parameters.set_coeff_modulus([seal.Modulus(q) for q in chain.every])
     context = seal.SEALContext(parameters, True, seal.sec_level_type.tc128)
     if not context.parameters_set():
         raise SealError(f"SEAL refuses the chain: {context.parameter_error_message()}")

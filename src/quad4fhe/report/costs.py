@@ -118,7 +118,7 @@ def _bill(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("ring N", f"{chain.ring:,}"),
         ("modulus, bits (128-bit security allows)", f"{chain.bits} ({SECURE_BITS[chain.ring]})"),
-        ("primes, bits", " + ".join(str(q.bit_length()) for q in (*chain.primes, chain.special))),
+        ("primes, bits", " + ".join(str(q.bit_length()) for q in chain.every)),
         ("samples in a request", f"{plan.per_request:,}"),
         ("requests", f"{requests:,}"),
         ("upload", readable_bytes(bill.upload_bytes)),
