@@ -162,24 +162,30 @@ def _candidates(question: Question, circuit: Circuit, reach: float) -> Iterator[
     """Every ring, prime size, prime count and limb count; `reach` is log2 of twice the largest logit."""
     shape = question.shape
     w_sums, v_sums = _row_sums(circuit.W), _row_sums(circuit.V)
+    for made in batch_chains():
+        ring, bits, count = made.ring, made.primes[0].bit_length(), len(made.primes)
+        skip = 0 if circuit.U is None else _limbs_for(shape.features, bits, bits - 1)
+        out = math.floor(math.log2(made.modulus) - reach)
+        seen: set[tuple[float, float]] = set()
+        for w_limbs in (1, 2):
+            for v_limbs in (1, 2):
+                most = (_most(w_sums, shape.features, bits, w_limbs), _most(v_sums, shape.units, bits, v_limbs))
+                if most in seen:
+                    continue
+                seen.add(most)
+                bill = batch_forecast(shape, made, question.samples, (w_limbs, v_limbs, skip), REFERENCE)
+                yield _Candidate(ring, bits, count, out, *most, bill.seconds)
+
+
+def batch_chains() -> Iterator[Chain]:
+    """Every chain of layout batch: equal primes, as large and as many as the security table and SEAL allow."""
     for ring in RINGS:
         for bits in range(18, LARGEST_PRIME_BITS + 1):
-            skip = 0 if circuit.U is None else _limbs_for(shape.features, bits, bits - 1)
             for count in range(2, keyless_bits(ring) // bits + 1):
                 try:
-                    made = chain(ring, (bits,) * count)
+                    yield chain(ring, (bits,) * count)
                 except InputError:
-                    continue  # too few primes of this size
-                out = math.floor(math.log2(made.modulus) - reach)
-                seen: set[tuple[float, float]] = set()
-                for w_limbs in (1, 2):
-                    for v_limbs in (1, 2):
-                        most = (_most(w_sums, shape.features, bits, w_limbs), _most(v_sums, shape.units, bits, v_limbs))
-                        if most in seen:
-                            continue
-                        seen.add(most)
-                        bill = batch_forecast(shape, made, question.samples, (w_limbs, v_limbs, skip), REFERENCE)
-                        yield _Candidate(ring, bits, count, out, *most, bill.seconds)
+                    break  # too few primes of this size
 
 
 def _row_sums(matrix: Array) -> float:
