@@ -44,6 +44,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, st
 def test_keygen_and_query_give_the_models_decisions(running, fit, data, tmp_path, capsys, layout, monkeypatch) -> None:
     monkeypatch.setattr(keys, "_SCRYPT", {"n": 2**12, "r": 8, "p": 1})
     (tmp_path / "pass").write_text("correct horse\n")
+    (tmp_path / "pass").chmod(0o600)
     secret = tmp_path / "own.key"
     where = ("--server", running.url, "--layout", layout, "--passphrase-file", tmp_path / "pass")
     code, out, _ = run(capsys, "keygen", secret, *where, "--json")

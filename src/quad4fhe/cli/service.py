@@ -25,6 +25,7 @@ from quad4fhe.errors import InputError
 from quad4fhe.fit import Fit
 from quad4fhe.he import keys
 from quad4fhe.he.predict import Prediction
+from quad4fhe.he.secrecy import private_line
 from quad4fhe.scoring.batches import read_plan
 
 
@@ -43,7 +44,9 @@ class QueryLayout(StrEnum):
     packed = "packed"
 
 
-PassphraseFile = Annotated[Path | None, typer.Option(help="A file whose first line is the key's passphrase.")]
+PassphraseFile = Annotated[
+    Path | None, typer.Option(help="Your own file (mode 600); its first line is the passphrase.")
+]
 AskPassphrase = Annotated[bool, typer.Option("--ask-passphrase", help="Ask for the key's passphrase.")]
 TokenOption = Annotated[Path | None, typer.Option(help="A file that holds the API token.")]
 CaOption = Annotated[Path | None, typer.Option(help="Trust this certificate authority (PEM) instead of the system's.")]
@@ -321,7 +324,7 @@ def _first_line(file: Path, what: str) -> str:
 
 def _passphrase(file: Path | None, ask: bool, *, confirm: bool) -> str | None:
     if file is not None:
-        return _first_line(file, "passphrase")
+        return private_line(file, "passphrase")
     if not ask:
         return None
     if not sys.stdin.isatty():

@@ -27,6 +27,7 @@ import msgspec
 from quad4fhe.circuit.chain import Chain
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.he.seal import Context, SecretKey
+from quad4fhe.he.secrecy import forbid_core_dumps
 
 VERSION = 1
 MAGIC = b"Q4KEY\r\n\x1a"
@@ -94,6 +95,7 @@ def save(key: StoredKey, path: str | Path, passphrase: str | None = None) -> Non
 
 def load(path: str | Path, passphrase: str | None = None) -> StoredKey:
     """Read a key file; raises InputError where it is damaged, open to others, or locked with another passphrase."""
+    forbid_core_dumps()
     target = Path(path)
     head, first, body = _read(target)
     if head.passphrase:

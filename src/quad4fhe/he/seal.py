@@ -20,6 +20,7 @@ from quad4fhe.circuit.chain import Chain, chain
 from quad4fhe.circuit.error import transform_share
 from quad4fhe.errors import Quad4FHEError
 from quad4fhe.he.encoding import Encoder, values_of
+from quad4fhe.he.secrecy import forbid_core_dumps
 
 Words = NDArray[np.uint64]
 
@@ -169,6 +170,7 @@ class SecretKey:
     """A secret key and what only its holder can do: fresh, or from the bytes that `keys` kept on the client's disk."""
 
     def __init__(self, context: Context, kept: bytes | None = None) -> None:
+        forbid_core_dumps()
         self.context = context
         self._generator = _invertible(context) if kept is None else _kept(context, kept)
         self._key = self._generator.secret_key()

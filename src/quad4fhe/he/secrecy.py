@@ -1,0 +1,83 @@
+"""What the operating system must do for a secret: keep it out of core dumps, and out of files that others can change.
+
+A passphrase file decides which key is opened, so it is held to the rules of the key file itself: nobody else may read
+it, write it or put another file in its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from quad4fhe.errors import InputError
+
+_LONGEST = 2**12  # bytes of a passphrase file's first line
+_SET_DUMPABLE = 4  # prctl(2)
+
+
+@cache
+def forbid_core_dumps() -> None:
+    """Keep this process out of core dumps from now on; called before a secret key is in memory.
+
+    It stays so, since freed memory may still hold copies of the key. The limit alone would not do on Linux: where core
+    dumps are piped to a program the kernel ignores it, hence the second call, which also keeps debuggers of the same
+    user away.
+    """
+    if os.name != "posix":
+        return  # other systems have no core files; crash reports there are the administrator's choice
+    import resource
+
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def private_line(path: Path, what: str) -> str:
+    """The first line of a file that nobody else can read, write or replace; raises InputError for any other."""
+    checked = os.name == "posix" and not _own_descriptor(path)
+    try:
+        if checked and path.is_symlink():
+            raise InputError(f"{path} is a link; name the file with the {what} itself")
+        descriptor = os.open(path, os.O_RDONLY | (getattr(os, "O_NOFOLLOW", 0) if checked else 0))
+        with os.fdopen(descriptor, "rb") as file:
+            if checked:
+                _require_private(path, os.fstat(file.fileno()), what)
+            data = file.readline(_LONGEST + 1)
+    except OSError as error:
+        raise InputError(f"{path}: can't read the {what} ({error.strerror or error}); check the path") from None
+    try:
+        line = data.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: the {what} is not text; write it as one line of UTF-8") from None
+    if not line or len(data) > _LONGEST:
+        raise InputError(f"{path}: its first line, the {what}, is empty or longer than {_LONGEST} bytes")
+    return line
+
+
+def _own_descriptor(path: Path) -> bool:
+    """Whether this names one of the process's own descriptors (/dev/fd/3, a shell's <(...)), which has no name."""
+    return os.path.realpath(path.parent) in (f"/proc/{os.getpid()}/fd", "/dev/fd")
+
+
+def _require_private(path: Path, found: os.stat_result, what: str) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{path} is not a file; write the {what} to one")
+    if found.st_mode & 0o077 or found.st_uid not in (os.geteuid(), 0):
+        raise InputError(
+            f"others may read or change {path} (mode {found.st_mode & 0o777:04o}), so its {what} is neither secret "
+            "nor yours: choose another one, in a file with chmod 600"
+        )
+    for folder in Path(os.path.realpath(path.parent) + "/x").parents:
+        mode = folder.stat().st_mode
+        if mode & 0o022 and not mode & stat.S_ISVTX:
+            raise InputError(
+                f"others may replace files in {folder} (mode {mode & 0o7777:04o}), {path} among them: keep the {what} "
+                "in a folder that only you can write"
+            )
