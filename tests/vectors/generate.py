@@ -1,0 +1,207 @@
+"""Known-answer vectors in plain Python integers; the rules are in README.md. Nothing of quad4fhe is imported."""
+
+from __future__ import annotations
+
+import cmath
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RING = 2048
+MODEL_ID = hashlib.sha256(b"a model that does not exist").hexdigest()
+KEY, NONCE = bytes(range(16)), bytes(range(16, 32))
+PRIVATE = ("precision", "samples", "products", "error", "calibration", "smallest_margin", "forecast")
+
+BATCH_PRIMES, SPECIAL = (249857, 188417), 12289
+PACKED_PRIMES, PACKED_SPECIAL = (147457, 40961), 163841
+PACKED_STEPS = [128, 256, 512]
+
+
+def plan(layout: str, form: str, chain: dict[str, Any], scales: dict[str, int], per_request: int) -> dict[str, Any]:
+    """A small plan: 2 features, 4 units, 2 outputs."""
+    return {
+        "version": 1,
+        "layout": layout,
+        "precision": "fast",
+        "samples": 4,
+        "shape": {"features": 2, "units": 4, "outputs": 2},
+        "form": form,
+        "chain": chain,
+        "scales": scales,
+        "per_request": per_request,
+        "products": [1.0, 1.0, 0.0],
+        "domain": {
+            "low": [-1.5, -0.1],
+            "high": [1.0, 2.0],
+            "bound": 1.25,
+            "logit": 1.0,
+            "method": "interval",
+            "interval": 1.0,
+            "ellipsoid": 1.0,
+            "outlier_bits": None,
+        },
+        "error": {"typical": 0.01, "bound": 0.1, "changes": 0.0, "close": [], "source": "box", "failure": 0.0},
+        "calibration": 10,
+        "smallest_margin": 0.5,
+        "forecast": {
+            "machine": "none",
+            "upload_bytes": 1,
+            "download_bytes": 1,
+            "key_bytes": 0,
+            "client_seconds": 1.0,
+            "server_seconds": 1.0,
+        },
+        "model_id": MODEL_ID,
+    }
+
+
+def plans() -> dict[str, Any]:
+    """One plan of each layout, with its hash."""
+    batch = {"ring": RING, "primes": list(BATCH_PRIMES), "special": SPECIAL, "keys": False}
+    packed = {"ring": RING, "primes": list(PACKED_PRIMES), "special": PACKED_SPECIAL, "keys": True}
+    made = {
+        "batch": plan("batch", "square", batch, {"x": 8, "w": 4, "v": 4}, RING // 2),
+        "packed": plan("packed", "skip", packed, {"x": 4, "w": 0, "v": 4}, 128),
+    }
+    return {name: {"plan": fields, "sha256": plan_hash(fields)} for name, fields in made.items()}
+
+
+def plan_hash(fields: dict[str, Any]) -> str:
+    """The hash that client and server compare."""
+    shared = {name: value for name, value in fields.items() if name not in PRIVATE}
+    text = json.dumps(shared, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(b"quad4fhe-plan-1" + text.encode()).hexdigest()
+
+
+def synthetic(shape: tuple[int, ...], primes: tuple[int, ...]) -> list[int]:
+    """Residues of an array whose last axes are prime and N, in C order."""
+    rows, polynomials, count, ring = shape
+    return [(2654435761 * i + 12345) % primes[i // ring % count] for i in range(rows * polynomials * count * ring)]
+
+
+# Name: layout, kind, shape, primes. Keys: one row per digit of the relinearisation key and of each Galois key.
+KINDS = {
+    "request of layout batch": ("batch", 1, (2, 2, 2, RING), BATCH_PRIMES),
+    "reply of layout batch": ("batch", 2, (2, 3, 2, RING), BATCH_PRIMES),
+    "request of layout packed": ("packed", 1, (1, 2, 2, RING), PACKED_PRIMES),
+    "reply of layout packed": ("packed", 2, (1, 2, 1, RING), PACKED_PRIMES[:1]),
+    "keys of layout packed": ("packed", 3, (8, 2, 3, RING), (*PACKED_PRIMES, PACKED_SPECIAL)),
+}
+
+
+def container(name: str) -> bytes:
+    """The bytes of one container."""
+    layout, kind, shape, primes = KINDS[name]
+    payload = struct.pack(f"<{shape[0] * shape[1] * shape[2] * shape[3]}I", *synthetic(shape, primes))
+    hashes = bytes.fromhex(plans()[layout]["sha256"]) + bytes.fromhex(MODEL_ID)
+    nonce = bytes(16) if kind == 3 else NONCE
+    head = b"Q4FHE\r\n\x1a" + struct.pack("<HBB", 1, kind, 4) + hashes + KEY + nonce
+    head += struct.pack("<4IQ", *shape, len(payload))
+    return head + payload + hashlib.sha256(head + payload).digest()
+
+
+def containers() -> list[dict[str, Any]]:
+    """What identifies each container."""
+    out = []
+    for name, (layout, kind, shape, _) in KINDS.items():
+        data = container(name)
+        facts = {"header": data[:132].hex(), "bytes": len(data), "sha256": data[-32:].hex()}
+        out.append({"name": name, "layout": layout, "kind": kind, "shape": list(shape), **facts})
+    return out
+
+
+def in_short(values: list[int]) -> dict[str, Any]:
+    """A long array of residues."""
+    digest = hashlib.sha256(struct.pack(f"<{len(values)}I", *values)).hexdigest()
+    return {"count": len(values), "first": values[:8], "last": values[-8:], "sha256": digest}
+
+
+# Real slots mean a polynomial with a(N - k) = -a(k).
+TERMS = {0: 5, 1: 1000, 7: -321, 500: 77, RING - 500: -77, RING - 7: 321, RING - 1: -1000}
+SCALE = 1024
+
+
+def smallest_root(q: int) -> int:
+    """The smallest primitive 2N-th root of unity modulo q."""
+    found = next(r for r in (pow(x, (q - 1) // (2 * RING), q) for x in range(2, q)) if pow(r, RING, q) == q - 1)
+    return min(pow(found, k, q) for k in range(1, 2 * RING, 2))
+
+
+def transformed(q: int) -> list[int]:
+    """The polynomial of TERMS at every odd power of the root, in bit-reversed order."""
+    psi, bits = smallest_root(q), RING.bit_length() - 1
+    out = []
+    for i in range(RING):
+        z = pow(psi, 2 * int(format(i, f"0{bits}b")[::-1], 2) + 1, q)
+        out.append(sum(a * pow(z, k, q) for k, a in TERMS.items()) % q)
+    return out
+
+
+def slots() -> list[float]:
+    """The real CKKS slots of the polynomial of TERMS."""
+    out = []
+    for j in range(RING // 2):
+        angle = cmath.pi * pow(3, j, 2 * RING) / RING
+        out.append(sum(a * cmath.exp(1j * angle * k) for k, a in TERMS.items()).real / SCALE)
+    return out
+
+
+def ntt() -> dict[str, Any]:
+    """The polynomial, its residues and its slots."""
+    return {
+        "ring": RING,
+        "scale": SCALE,
+        "terms": sorted(TERMS.items()),
+        "residues": {str(q): in_short(transformed(q)) for q in BATCH_PRIMES},
+        "slots": {"first": [round(s, 9) for s in slots()[:8]], "last": [round(s, 9) for s in slots()[-8:]]},
+    }
+
+
+CIRCUIT: dict[str, Any] = {
+    "W": [[3, -5], [1, 200], [-77, 4], [0, -1]],
+    "t": [1, -2, 2**70 + 3, 4],
+    "V": [[2, -3, 1, 50], [-9, 0, 60, 7]],
+    "U": [[5, -(2**65)], [1, 1]],
+    "c": [2**66 + 1, -7],
+}
+
+
+def circuit_reply(q: int, place: int, skip: bool) -> list[list[list[int]]]:
+    """The reply modulo one prime: (outputs, 3, N) for the synthetic request of layout batch."""
+    numbers, places = synthetic((2, 2, 2, RING), BATCH_PRIMES), range(RING)
+    x = [[[numbers[((f * 2 + p) * 2 + place) * RING + i] for i in places] for p in range(2)] for f in range(2)]
+    W, t, V, U, c = (CIRCUIT[name] for name in ("W", "t", "V", "U", "c"))
+    out: list[list[list[int]]] = [[[0] * RING for _ in range(3)] for _ in V]
+    for i in places:
+        y0 = [sum(w * x[f][0][i] for f, w in enumerate(row)) + bias for row, bias in zip(W, t, strict=True)]
+        y1 = [sum(w * x[f][1][i] for f, w in enumerate(row)) for row in W]
+        for k, row in enumerate(V):
+            extra = [sum(u * x[f][p][i] for f, u in enumerate(U[k])) if skip else 0 for p in range(2)]
+            out[k][0][i] = (sum(v * a * a for v, a in zip(row, y0, strict=True)) + extra[0] + c[k]) % q
+            out[k][1][i] = (sum(2 * v * a * b for v, a, b in zip(row, y0, y1, strict=True)) + extra[1]) % q
+            out[k][2][i] = sum(v * b * b for v, b in zip(row, y1, strict=True)) % q
+    return out
+
+
+def reply() -> dict[str, Any]:
+    """Replies of the circuit with and without the skip, as the array (outputs, 3, primes, N)."""
+    out: dict[str, Any] = {"primes": list(BATCH_PRIMES), "ring": RING, "circuit": CIRCUIT}
+    for name, skip in (("with_skip", True), ("without_skip", False)):
+        parts = [circuit_reply(q, place, skip) for place, q in enumerate(BATCH_PRIMES)]
+        flat = [n for k in range(2) for p in range(3) for part in parts for n in part[k][p]]
+        out[name] = in_short(flat)
+    return out
+
+
+def files() -> dict[str, str]:
+    """Every file by its name."""
+    made = {"plans": plans(), "containers": containers(), "ntt": ntt(), "reply": reply()}
+    return {f"{name}.json": json.dumps(value, indent=1) + "\n" for name, value in made.items()}
+
+
+if __name__ == "__main__":
+    for name, text in files().items():
+        (HERE / name).write_text(text, encoding="utf-8")
