@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs notebooks lint clean
+.PHONY: demo test check fuzz docs notebooks lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quad4fhe demo
@@ -18,6 +18,12 @@ check: $(VENV)/.test
 test: check
 	# Many small problems: threads of the BLAS would only wait for each other. Files side by side, one per core up to four.
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# As long as you like: make fuzz SECONDS=3600 TARGET=plans. Guided by coverage where atheris has a wheel (Linux).
+SECONDS := 20
+TARGET := all
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) --target $(TARGET)
 
 # Without the notice that the theme is kept until May 2027 only; its successor, Zensical, reads the same mkdocs.yml.
 docs: $(VENV)/.docs
@@ -49,9 +55,13 @@ $(VENV)/.notebooks: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]'
 	@touch $@
 
+$(VENV)/.fuzz: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+	@touch $@
+
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo site
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz demo site

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, tensor
 from quad4fhe._arrays import samples as checked_samples
+from quad4fhe._files import one_line
 from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.chain import Chain
 from quad4fhe.circuit.domain import Domain
@@ -36,6 +38,7 @@ from quad4fhe.quadratic import QuadraticModel
 Layout = Literal["batch", "packed"]
 Precision = Literal["strict", "fast"]
 VERSION = 1
+_LARGEST_NUMBER = 2**200  # of any kind; nothing a plan says of a real model comes near
 
 
 class Fitted(Protocol):
@@ -133,11 +136,15 @@ class Plan:
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
-            raise InputError(f"not a plan of this library ({error}); make one with: quad4fhe plan FIT --json") from None
+            raise InputError(
+                f"not a plan of this library ({one_line(error)}); make one with: quad4fhe plan FIT --json"
+            ) from None
 
 
 def _check_ranges(plan: Plan) -> None:
     """Refuse numbers no plan can have, before any of them is used."""
+    if not all(abs(number) < _LARGEST_NUMBER for number in _numbers(plan.to_dict())):
+        raise InputError("a number of this plan is not finite, or too large to be true; plan again")
     scales, domain, shape = plan.scales, plan.domain, plan.shape
     low, high = np.array(domain.low), np.array(domain.high)
     for name, fine in (
@@ -148,6 +155,15 @@ def _check_ranges(plan: Plan) -> None:
     ):
         if not fine:
             raise InputError(f"the {name} of this plan can't be right; plan again")
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Every number in nested dicts and lists."""
+    if isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(each)
+    elif isinstance(value, int | float):
+        yield value
 
 
 def _check_margins(model: QuadraticModel, X: Array, margins: Array) -> None:

@@ -21,7 +21,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe._files import check_place, opened, write_atomically
+from quad4fhe._files import check_place, one_line, opened, write_atomically
 from quad4fhe._rows import Rows, as_rows
 from quad4fhe.certificate import Certificate, no_room
 from quad4fhe.errors import CertificateError, InputError
@@ -176,7 +176,7 @@ class Fit:
         try:
             tensors = load_tensors(data)
             envelope = _envelope(data)
-        except (SafetensorError, msgspec.MsgspecError, KeyError, ValueError, TypeError):
+        except (SafetensorError, msgspec.MsgspecError, KeyError, ValueError, TypeError, RecursionError):
             raise InputError(
                 f"{name} is not a fit file; make one with: quad4fhe fit MODEL CALIB -o fit.safetensors"
             ) from None
@@ -185,7 +185,9 @@ class Fit:
         try:
             manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
         except msgspec.ValidationError as error:
-            raise InputError(f"{name} was written by another version of quad4fhe ({error}); fit it again") from None
+            raise InputError(
+                f"{name} was written by another version of quad4fhe ({one_line(error)}); fit it again"
+            ) from None
         if manifest.format != FORMAT:
             raise InputError(f"{name} has format {manifest.format}, this version reads format {FORMAT}; fit it again")
         return cls(

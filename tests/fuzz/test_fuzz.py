@@ -1,0 +1,63 @@
+"""A bounded, repeatable part of the fuzzing, and what it once found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fuzz.mutations import mutated
+from fuzz.targets import TARGETS, fit_seeds, plan_seeds
+
+COUNTS = {"containers": 1500, "plans": 6000, "fits": 4000, "keys": 1000}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_valid_inputs_are_accepted(name: str) -> None:
+    target = TARGETS[name]
+    accepted = [target.run(seed) for seed in target.seeds()]
+    # A key with a passphrase is refused without it; every other seed is what the library writes.
+    assert accepted == [True, True, False, False] if name == "keys" else all(accepted)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutated_inputs_are_accepted_or_refused_in_one_line(name: str) -> None:
+    target = TARGETS[name]
+    accepted = sum(target.run(data) for data in mutated(target.seeds(), COUNTS[name], seed=20))
+    assert 0 < accepted < COUNTS[name] / 2
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\x01", b"\x02", b"\x09" + bytes(200)])
+@pytest.mark.parametrize("name", TARGETS)
+def test_tiny_inputs_are_refused(name: str, data: bytes) -> None:
+    if (name, data[:1]) != ("fits", b"\x02"):  # the true manifest with zeros for its tensors is well-formed
+        assert not TARGETS[name].run(data)
+
+
+@pytest.mark.parametrize("value", [10**400, 2**300, -(10**400), 1e308])
+@pytest.mark.parametrize("field", ["key_bytes", "upload_bytes", "client_seconds"])
+def test_a_plan_with_an_absurd_forecast_is_refused(field: str, value: float) -> None:
+    plan = json.loads(plan_seeds()[0][1:])
+    plan["forecast"][field] = value
+    assert not TARGETS["plans"].run(b"\x00" + json.dumps(plan).encode())
+
+
+@pytest.mark.parametrize("manifest", [b"[" * 100_000, b'{"a":' * 50_000, b'{"a\\nb": 1}', b'{"a\\u001b[2Jb": 1}'])
+def test_a_fit_file_with_a_deep_or_multi_line_manifest_is_refused_in_one_line(manifest: bytes) -> None:
+    assert not TARGETS["fits"].run(b"\x01" + manifest)
+    whole = fit_seeds()[1]
+    assert not TARGETS["fits"].run(whole[:2] + b'"a\\nb":1,' + whole[2:])
+
+
+def test_the_command_counts_its_inputs_and_keeps_a_crash(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).parent / "run.py"), "--engine", "mutations", "--target", "plans"]
+    done = subprocess.run([*command, "--runs", "50"], capture_output=True, text=True, check=True)
+    assert "plans: 50 mutated inputs" in done.stdout
+    assert "no crash" in done.stdout
+    kept = tmp_path / "input"
+    kept.write_bytes(plan_seeds()[0])
+    done = subprocess.run([*command, "--replay", str(kept)], capture_output=True, text=True, check=True)
+    assert done.stdout == "accepted\n"
