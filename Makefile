@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check fuzz docs notebooks lint clean
+.PHONY: demo test check fuzz docs notebooks lint lock sbom clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quad4fhe demo
@@ -33,6 +33,20 @@ docs: $(VENV)/.docs
 notebooks: $(VENV)/.notebooks
 	$(BIN)/python docs/notebooks/run.py
 
+# Exact versions and hashes of everything a release runs with; from PyPI alone, whatever index this machine is set to.
+LOCK := requirements/release.txt
+lock: $(VENV)/.release
+	$(BIN)/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
+	  --no-annotate --no-emit-index-url --no-emit-find-links --default-index https://pypi.org/simple \
+	  --extra fast --extra sklearn --extra onnx --extra parquet --extra report --extra serve pyproject.toml -o $(LOCK)
+
+# What is in a release, as CycloneDX.
+sbom: $(VENV)/.release
+	mkdir -p dist
+	$(BIN)/cyclonedx-py requirements $(LOCK) --pyproject pyproject.toml --mc-type library --output-reproducible \
+	  --output-file dist/quad4fhe.cdx.json
+	@echo "dist/quad4fhe.cdx.json"
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -57,6 +71,10 @@ $(VENV)/.notebooks: pyproject.toml | $(BIN)/python
 
 $(VENV)/.fuzz: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+	@touch $@
+
+$(VENV)/.release: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[release]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
