@@ -86,7 +86,7 @@ def plans(name: str) -> list[dict[str, Any]]:
                     "family": family,
                     "precision": precision,
                     "ring": made.chain.ring,
-                    "bits": made.chain.bits,
+                    "bits": made.chain.all_bits,
                     "error": made.error.typical,
                     "error_bound": made.error.bound,
                     "close": len(made.error.close),

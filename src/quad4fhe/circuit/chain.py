@@ -50,9 +50,9 @@ class Chain:
                 f"a modulus of {self.bits} bits is not 128-bit secure at ring {self.ring}: "
                 f"at most {SECURE_BITS[self.ring]} bits; take a larger ring or fewer bits"
             )
-        if math.prod(self.every).bit_length() > SEAL_BITS[self.ring]:
+        if self.all_bits > SEAL_BITS[self.ring]:
             raise InputError(
-                f"SEAL refuses {math.prod(self.every).bit_length()} bits at ring {self.ring}, special prime included: "
+                f"SEAL refuses {self.all_bits} bits at ring {self.ring}, special prime included: "
                 f"at most {SEAL_BITS[self.ring]}; take a larger ring or fewer bits"
             )
 
@@ -75,6 +75,11 @@ class Chain:
     def bits(self) -> int:
         """The size of the largest modulus that a sample under the secret has: what the security table is about."""
         return math.prod(self.every if self.keys else self.primes).bit_length()
+
+    @property
+    def all_bits(self) -> int:
+        """The size of all primes together, used or not: what SEAL's own table, and other people's log Q, is about."""
+        return math.prod(self.every).bit_length()
 
     @property
     def switching_prime(self) -> int:

@@ -63,7 +63,7 @@ def _tried(name: str, made: Fit, chosen: Plan, bench: Bench) -> Encrypted:
         layout=chosen.layout,
         precision=chosen.precision,
         ring=chosen.chain.ring,
-        bits=chosen.chain.bits,
+        bits=chosen.chain.all_bits,
         primes=len(chosen.chain.primes),
         samples=PLANNED,
         upload_bytes=forecast.upload_bytes,

@@ -128,7 +128,7 @@ def run_plan(fit: Fitted, made: Plan, X: Array, y: Array | None = None) -> Outco
         plain = plain - plain.mean(axis=1, keepdims=True)
     where = Configuration(made.chain.ring, 3, made.scales.x, 0)
     outcome = _outcome(f"folded {made.layout} {made.precision}", where, np.concatenate(found), plain, y, seconds)
-    return Outcome(**{**outcome.to_dict(), "log_q": made.chain.bits})
+    return Outcome(**{**outcome.to_dict(), "log_q": made.chain.all_bits})
 
 
 def precision_sweep(
