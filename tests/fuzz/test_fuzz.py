@@ -45,6 +45,13 @@ def test_a_plan_with_an_absurd_forecast_is_refused(field: str, value: float) -> 
     assert not TARGETS["plans"].run(b"\x00" + json.dumps(plan).encode())
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, 1.0, 5])
+def test_a_plan_whose_failure_has_no_probability_is_refused(value: float) -> None:
+    plan = json.loads(plan_seeds()[0][1:])
+    plan["error"]["failure"] = value
+    assert not TARGETS["plans"].run(b"\x00" + json.dumps(plan).encode())
+
+
 @pytest.mark.parametrize("manifest", [b"[" * 100_000, b'{"a":' * 50_000, b'{"a\\nb": 1}', b'{"a\\u001b[2Jb": 1}'])
 def test_a_fit_file_with_a_deep_or_multi_line_manifest_is_refused_in_one_line(manifest: bytes) -> None:
     assert not TARGETS["fits"].run(b"\x01" + manifest)

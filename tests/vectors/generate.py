@@ -43,7 +43,7 @@ def plan(layout: str, form: str, chain: dict[str, Any], scales: dict[str, int], 
             "ellipsoid": 1.0,
             "outlier_bits": None,
         },
-        "error": {"typical": 0.01, "bound": 0.1, "changes": 0.0, "close": [], "source": "box", "failure": 0.0},
+        "error": {"typical": 0.01, "bound": 0.1, "changes": 0.0, "close": [], "source": "box", "failure": 2.0**-40},
         "calibration": 10,
         "smallest_margin": 0.5,
         "forecast": {

@@ -151,6 +151,7 @@ def _check_ranges(plan: Plan) -> None:
         ("scales", all(0 <= bits <= 100 for bits in (scales.x, scales.w, scales.v))),
         ("bound of the logits", 0 < domain.bound < np.inf),
         ("box", low.shape != high.shape or bool(np.isfinite(low + high).all() and (low <= high).all())),
+        ("failure probability", 0 < plan.error.failure < 1),
         ("shape", min(shape.features, shape.units, shape.outputs, plan.samples) >= 1),
     ):
         if not fine:
