@@ -28,7 +28,7 @@ _PURPOSE = {
     "download": "data sets of the paper from their public sources",
     "notebooks": "the notebooks of the documentation",
 }
-_DEVELOPERS = frozenset({"test", "docs"})
+_DEVELOPERS = frozenset({"fuzz", "release", "test", "docs"})
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[([^\]]*)\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?$")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 
