@@ -33,11 +33,11 @@ docs: $(VENV)/.docs
 notebooks: $(VENV)/.notebooks
 	$(BIN)/python docs/notebooks/run.py
 
-# Exact versions and hashes of everything a release runs with; from PyPI alone, whatever index this machine is set to.
+# Exact versions and hashes of everything a release runs with.
 LOCK := requirements/release.txt
 lock: $(VENV)/.release
 	$(BIN)/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
-	  --no-annotate --no-emit-index-url --no-emit-find-links --default-index https://pypi.org/simple \
+	  --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --extra fast --extra sklearn --extra onnx --extra parquet --extra report --extra serve pyproject.toml -o $(LOCK)
 
 # What is in a release, as CycloneDX.
