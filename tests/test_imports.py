@@ -17,7 +17,7 @@ FLOORS = [
     {"engines"},
     {"shards"},
     {"mlp", "importers", "data"},
-    {"quadratic"},
+    {"quadratic", "regime"},
     {"exact", "polynomials", "exporters"},
     {"lift", "plane", "certificate", "evidence"},
     {"fit"},

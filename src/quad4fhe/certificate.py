@@ -8,11 +8,10 @@ starts at the weights and inputs, in exact arithmetic, and uses nothing of the s
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -28,14 +27,15 @@ from quad4fhe.evidence import Evidence, check_evidence
 from quad4fhe.exact import shard_decisions, target_labels
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.regime import Regime
 from quad4fhe.shards import SHARD_ROWS, Report, Shard, Shards, engine_for
 
 FORMAT = 1
-_SHARED_REGIME = re.compile(r"hard|(rch|soft)\([0-9][0-9.e+-]*\)(\+polish)?")
-_OTHER_REGIME = re.compile(r"kl(\+hinge)?")
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
-class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is claimed of a fit on its calibration set, and the hashes that tie the claim to its subject.
 
     `mismatches` are the calibration rows whose decision is lost, `ties` counts exact ties of the ReLU logits,
@@ -45,15 +45,15 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     statement: Literal["lossless", "measured"]
-    samples: int
-    mismatches: list[int]
-    ties: int
+    samples: Count
+    mismatches: list[Count]
+    ties: Count
     margin: float | None
     impossible: Evidence | None
-    model_sha256: str
-    replacement_sha256: str
-    calibration_sha256: str
-    targets_sha256: str
+    model_sha256: Sha256
+    replacement_sha256: Sha256
+    calibration_sha256: Sha256
+    targets_sha256: Sha256
 
 
 class Certified(Protocol):
@@ -111,6 +111,7 @@ class Certified(Protocol):
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """What a successful check found: the statement that holds, and how it was established.
 
+    Every figure was computed by the check itself. `margin` is the smallest gap between a winning logit and the next.
     `rational` counts the decisions that needed exact arithmetic (the others are certain by a rounding-error bound);
     `weights` are those of the impossibility evidence, rounded to floats; they add up to one.
     """
@@ -120,6 +121,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     mismatches: int
     agreement: float
     ties: int
+    margin: float
     impossible: bool
     rational: int
     weights: list[float]
@@ -249,10 +251,10 @@ def verify(
     """Recheck the certificate of `fit` against its calibration data, exactly; raises CertificateError if it fails.
 
     With `mlp` given, also checks that the fit was made for this very model. Besides the certificate's own claims this
-    covers the coefficients, threshold, box and margins the fit shows, and of its regime that there is one of this name
-    and that a hard one is lossless; its diagnostics are a report of the run and are not certified. X_cal
-    may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray" or an Engine) shares the
-    parts out among `workers`.
+    covers the coefficients, box and margins of the fit, and of its regime that there is one of this name and that a
+    hard one is lossless. How the fit was made (its regime, seed, diagnostics) is not certified, and nothing that is
+    returned rests on it. X_cal may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray"
+    or an Engine) shares the parts out among `workers`.
     """
     rows = rows_of("X_cal", X_cal, fit.mlp.features)
     with left_alone(rows):
@@ -261,20 +263,16 @@ def verify(
 
 def _verified(fit: Certified, mlp: MLP | None, rows: Rows, team: Engine | None, progress: Progress) -> Verified:
     claim = fit.certificate
-    if claim.format != FORMAT:
-        raise CertificateError(f"the certificate has format {claim.format}, this version checks format {FORMAT}")
     progress("hashes", 0, 4)
     _same("the model that was given", None if mlp is None else mlp.sha256, claim.model_sha256)
-    _same("the model in the fit", fit.mlp.sha256, claim.model_sha256)
-    _same("the replacement in the fit", fit.model.sha256, claim.replacement_sha256)
+    check_without_data(fit)
     if claim.samples != rows.shape[0] or claim.samples == 0:
         raise CertificateError(
             f"the certificate speaks of {claim.samples} calibration rows, but X_cal has {rows.shape[0]}"
         )
     _same("the calibration data", samples_sha256("X_cal", rows), claim.calibration_sha256)
-    _check_family(fit)
     with _shards(rows, fit.mlp, team) as shards:
-        rational, targets = _check_decisions(fit, shards, partial(progress, "decisions of both models"))
+        rational, found = _check_decisions(fit, shards, partial(progress, "decisions of both models"))
 
     progress("evidence of impossibility", 3, 4)
     weights: list[Fraction] = []
@@ -283,15 +281,16 @@ def _verified(fit: Certified, mlp: MLP | None, rows: Rows, team: Engine | None, 
             raise CertificateError("the certificate says that every decision is kept and that this is impossible")
         if claim.impossible.geometry == "pairs" and fit.mlp.classes == 2 and fit.threshold != "zero":
             raise CertificateError("evidence for pairs speaks of the zero threshold, and this fit has a free one")
-        weights = check_evidence(fit.mlp, rows, targets, claim.impossible)
+        weights = check_evidence(fit.mlp, rows, found.targets, claim.impossible)
     progress("done", 4, 4)
-    lost = len(claim.mismatches)
+    n, lost = rows.shape[0], len(found.lost)
     return Verified(
-        statement=claim.statement,
-        samples=claim.samples,
+        statement=found.statement,
+        samples=n,
         mismatches=lost,
-        agreement=(claim.samples - lost) / claim.samples,
-        ties=claim.ties,
+        agreement=(n - lost) / n,
+        ties=found.ties,
+        margin=float(found.margins.min()),
         impossible=claim.impossible is not None,
         rational=rational,
         weights=[float(weight) for weight in weights],
@@ -312,6 +311,20 @@ def _labels_sha256(labels: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
+def check_without_data(fit: Certified) -> None:
+    """Check what needs no data: the hashes of both models, the coefficients, the regime, and contradictions."""
+    claim = fit.certificate
+    if claim.format != FORMAT:
+        raise CertificateError(f"the certificate has format {claim.format}, this version checks format {FORMAT}")
+    _same("the model in the fit", fit.mlp.sha256, claim.model_sha256)
+    _same("the replacement in the fit", fit.model.sha256, claim.replacement_sha256)
+    _check_family(fit)
+    if claim.mismatches and not all(0 <= row < claim.samples for row in claim.mismatches):
+        raise CertificateError(f"the certificate lists calibration rows beyond the {claim.samples} it speaks of")
+    if claim.ties > claim.samples:
+        raise CertificateError(f"the certificate counts {claim.ties} ties among {claim.samples} rows")
+
+
 def _check_family(fit: Certified) -> None:
     """The coefficients that are shown must be the ones that are used."""
     if not (np.array_equal(fit.model.W1, fit.mlp.W1) and np.array_equal(fit.model.b1, fit.mlp.b1)):
@@ -327,8 +340,12 @@ def _check_family(fit: Certified) -> None:
         raise CertificateError(f"the family {fit.family!r} is unknown, so nothing ties its coefficients to S, T and c")
     if fit.threshold not in ("zero", "free"):
         raise CertificateError(f"the threshold is said to be {fit.threshold!r}, which is neither 'zero' nor 'free'")
-    if not (_SHARED_REGIME if fit.family == "shared" else _OTHER_REGIME).fullmatch(fit.regime):
-        raise CertificateError(f"the regime {fit.regime!r} is unknown for the family {fit.family!r}")
+    try:
+        regime = Regime(fit.regime)
+    except InputError as error:
+        raise CertificateError(str(error)) from None
+    if not regime.belongs_to(fit.family):
+        raise CertificateError(f"the regime {str(regime)!r} is unknown for the family {fit.family!r}")
     if (fit.threshold == "zero" or fit.family != "shared") and fit.tau != 0:
         raise CertificateError(f"the threshold is said to be zero, and tau is {fit.tau!r}")
 
@@ -336,7 +353,9 @@ def _check_family(fit: Certified) -> None:
 def _check_shared(fit: Certified) -> None:
     coefficients = (fit.alpha, fit.beta, fit.eta, fit.tau)
     if not all(isinstance(value, float) and np.isfinite(value) for value in coefficients):
-        raise CertificateError(f"alpha, beta, eta and tau are {coefficients}, wanted four finite numbers")
+        raise CertificateError(
+            "the family is said to be shared: wanted four finite numbers as alpha, beta, eta and tau"
+        )
     if QuadraticModel.shared(fit.mlp, *coefficients).sha256 != fit.model.sha256:
         raise CertificateError(
             f"alpha={fit.alpha!r}, beta={fit.beta!r}, eta={fit.eta!r}, tau={fit.tau!r} are not the coefficients "
@@ -353,8 +372,8 @@ def _check_unitwise(fit: Certified) -> None:
         raise CertificateError("the unitwise alpha, beta and eta are not the coefficients behind S, T and c")
 
 
-def _check_decisions(fit: Certified, shards: Shards, report: Report) -> tuple[int, NDArray[Any]]:
-    """Every claim about single rows; returns how many needed exact arithmetic, and the ReLU model's decisions (n,)."""
+def _check_decisions(fit: Certified, shards: Shards, report: Report) -> tuple[int, _Found]:
+    """Every claim about single rows; returns how many needed exact arithmetic, and what all rows say."""
     claim, n = fit.certificate, shards.samples
     found = _Found.none(n, fit.mlp.classes)
     rational, lowest, highest = 0, np.inf, np.inf
@@ -383,7 +402,7 @@ def _check_decisions(fit: Certified, shards: Shards, report: Report) -> tuple[in
         raise CertificateError("the box is not the range of the calibration data")
     if wrong_margin:
         raise CertificateError("the margins are not those of the replacement on the calibration data")
-    return rational, found.targets
+    return rational, found
 
 
 def _recheck(shard: Shard, mlp: MLP, model: QuadraticModel) -> tuple[_Examined, Array, Array]:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.fit import Fit, fit
-from quad4fhe.fit.cascade import Family, Regime, Threshold
+from quad4fhe.fit.cascade import Family, RegimeChoice, Threshold
 from quad4fhe.mlp import MLP
 
 try:
@@ -46,7 +46,7 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
         estimator: Any,
         *,
         family: Family = "shared",
-        regime: Regime = "auto",
+        regime: RegimeChoice = "auto",
         threshold: Threshold = "zero",
         polish: bool = True,
         target_agreement: float | None = None,

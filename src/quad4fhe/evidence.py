@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from numpy.typing import ArrayLike, NDArray
@@ -18,11 +18,12 @@ from quad4fhe.errors import CertificateError
 from quad4fhe.exact import WholeNumbers
 from quad4fhe.mlp import MLP
 
+Row = Annotated[int, msgspec.Meta(ge=0)]
 Targets = Mapping[int, int] | NDArray[Any]
 """The ReLU model's decisions, by row."""
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Samples whose rows have a nonnegative combination that leaves no room for any shared quadratic.
 
     In the `plane` (two classes, any threshold) the rows are s (Q, L, 1) with s = +1 or -1 by target, at most four: a
@@ -32,8 +33,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     geometry: Literal["plane", "pairs"]
-    samples: list[int]
-    rivals: list[int] = []
+    samples: list[Row]
+    rivals: list[Row] = []
     scale: bool = False
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
 from cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
 from family_fits import pairs, plane
-from quad4fhe import MLP, Fit, InputError, fit
+from quad4fhe import MLP, CertificateError, Fit, InputError, fit
 from quad4fhe.lift import lift
 from quad4fhe.polynomials.preactivations import preactivations
+from quad4fhe.regime import Regime
 from quad4fhe.report.activation import activation
 from quad4fhe.report.findings import Options, find
 from quad4fhe.report.geometry import plane_view
 from quad4fhe.report.ink import apart
-from quad4fhe.report.ladder import NOT_RUN, climb
+from quad4fhe.report.ladder import NOT_RUN, OWN, Rung, climb
 from quad4fhe.report.measure import measure
 
 Pair = tuple[Fit, np.ndarray[Any, Any]]
@@ -100,9 +103,14 @@ def test_changes_are_counted_from_and_to() -> None:
     assert sum(count for *_, count in seen.changes()) == np.count_nonzero(relu != now)
 
 
+def rungs_of(own: Fit, X: Any, X_test: Any, extent: Any) -> list[Rung]:
+    test = None if X_test is None else own.agreement(X_test)
+    return climb(own, own.agreement(X), test, X, X_test, extent)
+
+
 def test_the_ladder_says_what_separate_fits_say() -> None:
     X_test = np.random.default_rng(2).normal(size=(50, 3))
-    rungs = climb(PAIRS, PAIRS.agreement(X_test), PAIRS_X, X_test, "all")
+    rungs = rungs_of(PAIRS, PAIRS_X, X_test, "all")
     assert [rung.name for rung in rungs] == ["shared, as in the paper", "shared, polished", "unitwise", "head"]
     assert [rung.own for rung in rungs] == [rung.regime == PAIRS.regime for rung in rungs]
     assert sum(rung.own for rung in rungs) == 1
@@ -112,14 +120,28 @@ def test_the_ladder_says_what_separate_fits_say() -> None:
         assert rung.test == alone.agreement(X_test)
 
 
+def test_which_rung_a_fit_is_follows_from_its_numbers_and_not_from_its_word() -> None:
+    paper = fit(PAIRS.mlp, PAIRS_X, polish=False)
+    boasting = dataclasses.replace(paper, regime=PAIRS.regime, seed=5, threshold="free")
+    for own in (paper, boasting):
+        rungs = rungs_of(own, PAIRS_X, None, "shared")
+        assert [rung.own for rung in rungs] == [True, False, False, False]
+        assert rungs[0].regime == paper.regime
+    other = fit(PAIRS.mlp, PAIRS_X[:60])  # not a rung of this data
+    assert [rung.name for rung in rungs_of(other, PAIRS_X, None, "shared") if rung.own] == [OWN]
+
+
 def test_rungs_that_were_not_fitted_say_so() -> None:
-    rungs = climb(PAIRS, None, PAIRS_X, None, "shared")
+    rungs = rungs_of(PAIRS, PAIRS_X, None, "shared")
     assert [rung.reason for rung in rungs] == ["", "", NOT_RUN, NOT_RUN]
-    assert [rung.reason for rung in climb(PAIRS, None, PAIRS_X, None, "none")].count(NOT_RUN) == 3
-    lossless = climb(LOSSLESS, None, LOSSLESS_X, None, "shared")
+    unfitted = rungs_of(PAIRS, PAIRS_X, None, "none")
+    assert [rung.reason for rung in unfitted] == [NOT_RUN, NOT_RUN, "", NOT_RUN, NOT_RUN]
+    assert unfitted[2].name == OWN
+    assert unfitted[2].own
+    lossless = rungs_of(LOSSLESS, LOSSLESS_X, None, "shared")
     assert lossless[0].own
     assert all(rung.reason.startswith("not needed") for rung in lossless[1:])
-    few = climb(LOSSLESS, None, LOSSLESS_X, None, "all")
+    few = rungs_of(LOSSLESS, LOSSLESS_X, None, "all")
     assert "needs at least 10 calibration rows" in few[-1].reason
 
 
@@ -186,10 +208,25 @@ def test_an_empty_test_set_and_labels_of_another_are_refused() -> None:
         find(PLANE, PLANE_X, PLANE_X[:5], np.zeros(4, dtype=int))
 
 
-def test_a_cross_validated_estimate_stands_beside_the_fit_it_is_about() -> None:
-    for own, X in ((plane("unitwise"), PLANE_X), (pairs("head"), PAIRS_X)):
-        rungs = climb(own, None, X, None, "shared")
-        about = [rung for rung in rungs if rung.estimate is not None]
-        assert [rung.estimate.family for rung in about if rung.estimate] == ["shared", own.family]
-        assert [rung.name for rung in about][1] == own.family
-        assert all(rung.calibration is not None for rung in about)
+def test_a_cross_validated_estimate_stands_beside_a_fit_that_was_made_for_the_page() -> None:
+    rungs = rungs_of(pairs("head"), PAIRS_X, None, "all")
+    about = {rung.name: rung.estimate for rung in rungs if rung.estimate is not None}
+    assert list(about) == ["unitwise"]
+    alone = next(trial for trial in pairs("unitwise").diagnostics.families if trial.family == "unitwise")
+    assert about["unitwise"] == alone
+    assert [rung.name for rung in rungs if rung.own] == ["head"]
+
+
+def test_a_false_cap_gets_no_picture() -> None:
+    rng = np.random.default_rng(5)
+    mlp = MLP(rng.normal(size=(6, 3)), rng.normal(size=6), rng.normal(size=(1, 6)), [0.0])
+    X = rng.normal(size=(400, 3))
+    mlp = MLP(mlp.W1, mlp.b1, mlp.W2, -np.median(mlp.logits(X), axis=0))
+    found = fit(mlp, X, regime="rch")
+    for mu in (0.5, 0.02, found.diagnostics.mu * 1.5):
+        if f"{mu:g}" == f"{found.diagnostics.mu:g}":
+            continue
+        said = msgspec.structs.replace(found.diagnostics, mu=mu)
+        forged = dataclasses.replace(found, regime=Regime(f"rch({mu:g})"), diagnostics=said)
+        with pytest.raises(CertificateError, match="place another line"):
+            view_of((forged, X))

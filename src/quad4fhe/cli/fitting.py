@@ -149,7 +149,8 @@ def verify_command(
     """Recheck the certificate of FIT, exactly and without the solvers.
 
     CALIB must be the data the fit was made on: the certificate names its SHA-256. What floating point can't settle is
-    decided in whole numbers, so the answer does not depend on the machine.
+    decided in whole numbers, so the answer does not depend on the machine. Every figure that is printed was computed by
+    the check; what a file says of its own making (regime, seed, diagnostics) is not checked and not printed.
 
     Example: quad4fhe verify fit.safetensors calib.npz --model model.onnx
 
@@ -224,7 +225,7 @@ def demo(
     chain, words = shown.plan.chain, dict(shown.prediction.summary())
     accuracies = (shown.relu_accuracy, shown.encrypted_accuracy)
     lines = [
-        ("fit", verdict(shown.fit)),
+        ("fit", verdict(shown.fit, shown.fit.diagnostics.test)),
         ("certificate", f"{shown.verified.statement}, rechecked exactly and without the solvers"),
         (
             "encryption",
@@ -247,7 +248,8 @@ def describe_verified(verified: quad4fhe.Verified) -> list[tuple[str, str]]:
     kept = f"{verified.samples - verified.mismatches} of {verified.samples} decisions kept"
     meaning = {"lossless": "every calibration decision is kept, exactly", "measured": "the mismatches are as listed"}
     exact = f"{verified.rational} decisions needed exact arithmetic, the others are certain by an error bound"
-    lines = [("statement", f"{verified.statement}: {meaning[verified.statement]}"), ("kept", kept), ("how", exact)]
+    lines = [("statement", f"{verified.statement}: {meaning[verified.statement]}"), ("kept", kept)]
+    lines += [("smallest margin", f"{verified.margin:.6g}"), ("how", exact)]
     if verified.impossible:
         rows = len(verified.weights)
         lines.append(("impossible", f"{rows} rows contradict each other exactly, so some decision must be lost"))

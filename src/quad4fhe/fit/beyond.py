@@ -18,6 +18,7 @@ from quad4fhe._arrays import Array
 from quad4fhe.certificate import Certificate
 from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.exact import target_labels
+from quad4fhe.fit import notes
 from quad4fhe.fit.families import ORDER, Families, Priors
 from quad4fhe.fit.learned import Learned
 from quad4fhe.fit.pool import FOLDS
@@ -90,16 +91,16 @@ def replace(
     """
     if family == "auto":
         if base.certificate.statement == "lossless":
-            run.notes.append("the shared fit keeps every calibration decision, so no other family was tried")
+            run.notes.append(notes.LOSSLESS)
             return base
         if target is not None and base.agreement >= target:
-            run.notes.append("the shared fit reaches the target, so no other family was tried")
+            run.notes.append(notes.TARGET_REACHED)
             return base
     n = run.lift.samples
     if n < _FEWEST:
         if family != "auto":
             raise InputError(f"family={family!r} needs at least {_FEWEST} calibration rows, and X_cal has {n}")
-        run.notes.append(f"{n} calibration rows are too few to compare families (fewer than {_FEWEST})")
+        run.notes.append(notes.TOO_FEW.format(n, _FEWEST))
         return base
     with run.stage("families"):
         learned, priors = learn()
@@ -143,10 +144,7 @@ def _first_that_reaches(run: Run, tried: Families, base: Replacement, target: fl
         if found.agreement >= target:
             estimate = tried.judged[name].trial.agreement
             if estimate < target:
-                run.notes.append(
-                    f"the target is reached on the calibration set, but {100 * estimate:.2f}% is the cross-validated "
-                    "estimate for new data"
-                )
+                run.notes.append(notes.TARGET_DOUBTFUL.format(100 * estimate))
             return found
         best = max(best, found, key=lambda each: each.agreement)
     raise TargetNotReachedError(

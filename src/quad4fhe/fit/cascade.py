@@ -23,7 +23,7 @@ from quad4fhe._rows import ArrayRows, Rows, held_bytes, left_alone
 from quad4fhe.data.files import Given, rows_of
 from quad4fhe.engines import Engine
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
-from quad4fhe.fit import beyond, many, two
+from quad4fhe.fit import beyond, many, notes, two
 from quad4fhe.fit.beyond import Replacement
 from quad4fhe.fit.budget import store_bytes
 from quad4fhe.fit.diagnostics import Agreement, Diagnostics, Quantisation, Slack
@@ -36,10 +36,11 @@ from quad4fhe.fit.sharded import LiftShards
 from quad4fhe.lift import refuse_empty, shard_rows
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.regime import Regime
 from quad4fhe.shards import Shards, engine_for, memory_bytes
 
 Family = Literal["shared", "unitwise", "head", "auto"]
-Regime = Literal["auto", "hard", "rch", "soft"]
+RegimeChoice = Literal["auto", "hard", "rch", "soft"]
 Threshold = Literal["zero", "free"]
 Attempt = Callable[[], Solution | None]
 MEMORY_BUDGET = 2 * 2**30
@@ -51,7 +52,7 @@ def fit(
     X_cal: Given,
     *,
     family: Family = "shared",
-    regime: Regime = "auto",
+    regime: RegimeChoice = "auto",
     target_agreement: float | None = None,
     threshold: Threshold = "zero",
     polish: bool = True,
@@ -129,7 +130,7 @@ def fit(
 def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: Any, seed: Any) -> None:
     for name, value, allowed in (
         ("family", family, get_args(Family)),
-        ("regime", regime, get_args(Regime)),
+        ("regime", regime, get_args(RegimeChoice)),
         ("threshold", threshold, get_args(Threshold)),
     ):
         if value not in allowed:
@@ -146,7 +147,7 @@ def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: A
         raise InputError(f"threshold='free' is for two classes, and this model has {mlp.classes}; leave it out")
 
 
-def _solve(run: Run, regime: Regime) -> Solution:
+def _solve(run: Run, regime: RegimeChoice) -> Solution:
     attempts = _attempts(run)
     if regime != "auto" and regime not in attempts:
         why = f"this model has {run.lift.classes}" if run.lift.classes > 2 else "here B = 0 fixes the threshold"
@@ -165,10 +166,7 @@ def _attempts(run: Run) -> dict[str, Attempt]:
         return pairs
     plane = run.lift.plane()
     if run.threshold == "zero" and plane.B == 0:
-        run.notes.append(
-            "B = 0: eta does not shift the scores, so the zero threshold was put to the pairwise problem itself; "
-            "threshold='free' allows the planar regimes"
-        )
+        run.notes.append(notes.NO_SHIFT)
         return pairs
     return {
         "hard": partial(two.hard, run, plane),
@@ -202,7 +200,7 @@ def _result(run: Run, solution: Solution, taken: Replacement, X_test: Rows | Non
         decimals, bits = coarsest(run, solution) if own else (None, None)
         test = None if X_test is None else count_agreement(run.mlp, taken.model, X_test, "X_test")
     if run.lift.ties:
-        run.notes.append(f"the ReLU logits tie exactly on {run.lift.ties} rows; the lowest class index is their target")
+        run.notes.append(notes.TIES.format(run.lift.ties))
     n, lost = certificate.samples, len(certificate.mismatches)
     step, cap, tolerance = (solution.step, solution.cap, solution.tolerance) if own else (None, None, None)
     diagnostics = Diagnostics(
@@ -235,7 +233,7 @@ def _result(run: Run, solution: Solution, taken: Replacement, X_test: Rows | Non
         mlp=run.mlp,
         model=taken.model,
         family=taken.family,
-        regime=taken.regime,
+        regime=Regime(taken.regime),
         threshold=run.threshold,
         alpha=taken.alpha,
         beta=taken.beta,

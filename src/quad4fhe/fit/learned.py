@@ -15,6 +15,7 @@ from quad4fhe._arrays import IntArray
 from quad4fhe._rows import ArrayRows
 from quad4fhe.errors import InputError
 from quad4fhe.exact import target_labels
+from quad4fhe.fit import notes
 from quad4fhe.fit.pool import stratified_rows
 from quad4fhe.fit.run import Run
 from quad4fhe.shards import Shard
@@ -46,9 +47,7 @@ def learned(run: Run, memory: int | None, *, everything: bool) -> Learned:
     found = dict(shards.stream(_some_rows, share, run.seed))
     X, target = (np.concatenate([found[k][part] for k in range(shards.count)]) for part in (0, 1))
     if share < 1:
-        run.notes.append(
-            f"families were judged and fitted on {target.size} of {shards.samples} rows, and measured on all"
-        )
+        run.notes.append(notes.SOME_ROWS.format(target.size, shards.samples))
     return Learned(X, target)
 
 

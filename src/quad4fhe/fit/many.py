@@ -9,7 +9,7 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe.evidence import Evidence
-from quad4fhe.fit import agreement
+from quad4fhe.fit import agreement, notes
 from quad4fhe.fit.pairwise import OutOfRounds, PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.fit.run import Run, Solution
 from quad4fhe.fit.sweep import Sweeper, coordinate_scales, largest_row
@@ -29,7 +29,7 @@ def hard(run: Run) -> Solution | None:
             solution = _solution("hard", found.theta, margin=1.0)
             solution.tolerance = solution.normalised_margin / largest_row(run.lift)
             if found.gap > _GAP:
-                run.notes.append(f"the margins may not be the widest: relative duality gap {found.gap:.1e}")
+                run.notes.append(notes.NOT_WIDEST.format(found.gap))
             if run.accept_if_lossless(solution):
                 return solution
         elif isinstance(found, PairContradiction):
@@ -38,7 +38,7 @@ def hard(run: Run) -> Solution | None:
             )
             run.evidence = run.smallest_evidence(named, 5)
         elif isinstance(found, OutOfRounds):
-            run.notes.append(f"the hard problem was still open after {found.rounds} rounds")
+            run.notes.append(notes.STILL_OPEN.format(found.rounds))
     run.refuse_hard()
     return None
 
@@ -55,7 +55,7 @@ def soft(run: Run) -> Solution:
     solution = _solution(f"soft({softened.C:g})", softened.theta / scales, margin=step.margin)
     solution.normalised_margin, solution.step = step.margin / step.norm, step
     if step.gap > _GAP:
-        run.notes.append(f"the soft problem stopped at a relative duality gap of {step.gap:.1e}")
+        run.notes.append(notes.SOFT_STOPPED.format(step.gap))
     if not run.polish:
         return solution
     with run.stage("polish"):
@@ -63,7 +63,7 @@ def soft(run: Run) -> Solution:
         starts = [theta[:3] / theta[3] for theta in thetas]
         better = agreement.polish(run.lift, starts, run.seed, run.say)
     if run.lift.samples - better.agreeing >= run.lost(solution):
-        run.notes.append("the polish found no coefficients that keep more decisions")
+        run.notes.append(notes.NO_POLISH)
         return solution
     theta = np.append(better.coefficients, 1.0)
     worst = Sweeper(run.lift).tally(theta).margin
@@ -77,7 +77,7 @@ def _ordinary(run: Run) -> tuple[Statistics, Array]:
     scales = coordinate_scales(run.lift)
     if scales.max() <= _EXTREME and scales.min() >= 1 / _EXTREME:
         return run.lift, np.ones(4)
-    run.notes.append("the statistics have an extreme scale, so the soft problem was put in standardised coordinates")
+    run.notes.append(notes.EXTREME_SCALE)
     return run.lift.scaled(scales), scales
 
 

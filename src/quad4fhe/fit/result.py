@@ -1,64 +1,55 @@
 """The result of a fit: the polynomial model, how it was found, and what is certified of it, in one file.
 
-Decides what a fit remembers and how it is written (`.safetensors` with a JSON manifest, no pickle). How the numbers
-were found is the business of the regimes, what they are worth of `certificate`.
+Decides what a fit remembers and what it shows of itself. A fit that was made here shows all it found out; one that was
+read from a file shows only what `verify` checks. The file's bytes are left to `file`, what they may say to `stated`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import html
 import operator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array, IntArray
 from quad4fhe._files import check_place, one_line, opened, write_atomically
 from quad4fhe._rows import Rows, as_rows
-from quad4fhe.certificate import Certificate, no_room
-from quad4fhe.errors import CertificateError, InputError
+from quad4fhe.certificate import Certificate
+from quad4fhe.errors import InputError
 from quad4fhe.exact import shard_decisions
-from quad4fhe.fit.diagnostics import Agreement, Diagnostics
-from quad4fhe.fit.words import percent, verdict
+from quad4fhe.fit import file as fit_file
+from quad4fhe.fit.diagnostics import Agreement, Diagnostics, Version
+from quad4fhe.fit.stated import check_stated
+from quad4fhe.fit.trace import FamilyName
+from quad4fhe.fit.words import certified_lines, kept, own_lines, verdict
 from quad4fhe.mlp import MLP
 from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.regime import Regime
 from quad4fhe.shards import SHARD_ROWS, Shard, Shards
 
 FORMAT = 1
-_KEY = "quad4fhe"
-_TENSORS = ("W1", "b1", "W2", "b2", "S", "T", "c", "box", "margins")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The JSON document in a fit file's metadata."""
 
     format: int
-    family: str
+    family: FamilyName
     regime: str
-    threshold: str
+    threshold: Literal["zero", "free"]
     alpha: float | list[float] | None
     beta: float | list[float] | None
     eta: float | list[float] | None
     tau: float
-    seed: int
+    seed: Annotated[int, msgspec.Meta(ge=0)]
     diagnostics: Diagnostics
     certificate: Certificate
-    versions: dict[str, str]
-
-
-class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The manifest with the hash that binds it to the tensors."""
-
-    sha256: str
-    manifest: msgspec.Raw
+    versions: dict[str, Version]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +60,16 @@ class Fit:
     decision threshold that was moved into c (0 unless shared with threshold="free"). `box` (2, d) is the range of each
     feature on the calibration set and `margins` (n,) the gap between the winning logit and the next on each
     calibration sample.
+
+    `loaded` says that the fit comes from a file. `verify` then checks the model, the coefficients, the box, the margins
+    and the certificate against the calibration data. It can't check `regime`, `threshold`, `seed`, `diagnostics` and
+    `versions`, which say how the fit was made: they are the word of whoever made the file.
     """
 
     mlp: MLP
     model: QuadraticModel
     family: str
-    regime: str
+    regime: Regime
     threshold: str
     alpha: Any
     beta: Any
@@ -86,6 +81,7 @@ class Fit:
     diagnostics: Diagnostics
     certificate: Certificate
     versions: dict[str, str]
+    loaded: bool = False
 
     @property
     def S(self) -> Array:
@@ -158,10 +154,7 @@ class Fit:
 
     def to_bytes(self) -> bytes:
         """The content of a fit file."""
-        manifest, tensors = msgspec.json.encode(self._manifest()), self._tensors()
-        envelope = Envelope(sha256=_digest(manifest, tensors), manifest=msgspec.Raw(manifest))
-        # One key only: safetensors does not keep the order of several, and equal fits should be equal files.
-        return save_tensors(tensors, {_KEY: msgspec.json.encode(envelope).decode()})
+        return fit_file.write(msgspec.json.encode(self._manifest()), self._tensors())
 
     @classmethod
     def load(cls, path: str | Path) -> Fit:
@@ -173,28 +166,26 @@ class Fit:
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "the fit") -> Fit:
         """Read the content of a fit file; `name` is what an error calls it."""
-        try:
-            tensors = load_tensors(data)
-            envelope = _envelope(data)
-        except (SafetensorError, msgspec.MsgspecError, KeyError, ValueError, TypeError, RecursionError):
+        document, tensors = fit_file.read(data, name)
+        if document.get("format") != FORMAT:
             raise InputError(
-                f"{name} is not a fit file; make one with: quad4fhe fit MODEL CALIB -o fit.safetensors"
-            ) from None
-        if set(tensors) != set(_TENSORS) or envelope.sha256 != _digest(bytes(envelope.manifest), tensors):
-            raise CertificateError(f"{name} was changed or damaged after it was written: its SHA-256 does not match")
+                f"{name} has format {str(document.get('format'))[:20]!a}, this version reads format {FORMAT}; fit it again"
+            )
         try:
-            manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
-        except msgspec.ValidationError as error:
-            raise InputError(
-                f"{name} was written by another version of quad4fhe ({one_line(error)}); fit it again"
-            ) from None
-        if manifest.format != FORMAT:
-            raise InputError(f"{name} has format {manifest.format}, this version reads format {FORMAT}; fit it again")
+            manifest = msgspec.convert(document, Manifest)
+            found = cls._of(manifest, tensors)
+        except (msgspec.ValidationError, InputError) as error:
+            raise InputError(f"{name} holds what no fit of this version says ({one_line(error)}); fit it again") from None
+        check_stated(found)
+        return found
+
+    @classmethod
+    def _of(cls, manifest: Manifest, tensors: dict[str, Array]) -> Fit:
         return cls(
             mlp=MLP(*(tensors[key] for key in ("W1", "b1", "W2", "b2"))),
             model=QuadraticModel(*(tensors[key] for key in ("W1", "b1", "S", "T", "c"))),
             family=manifest.family,
-            regime=manifest.regime,
+            regime=Regime(manifest.regime),
             threshold=manifest.threshold,
             alpha=_coefficient(manifest.alpha),
             beta=_coefficient(manifest.beta),
@@ -206,6 +197,7 @@ class Fit:
             diagnostics=manifest.diagnostics,
             certificate=manifest.certificate,
             versions=manifest.versions,
+            loaded=True,
         )
 
     def _tensors(self) -> dict[str, Array]:
@@ -220,8 +212,8 @@ class Fit:
         return Manifest(
             format=FORMAT,
             family=self.family,
-            regime=self.regime,
-            threshold=self.threshold,
+            regime=str(self.regime),
+            threshold=cast(Literal["zero", "free"], self.threshold),
             alpha=plain(self.alpha),
             beta=plain(self.beta),
             eta=plain(self.eta),
@@ -239,41 +231,18 @@ class Fit:
         return document
 
     def summary(self) -> list[tuple[str, str]]:
-        """The result in words: (name, value) lines for a terminal or a notebook."""
-        d, held = self.diagnostics, self.certificate
-        lines = [("family", self.family), ("regime", self.regime)]
-        if self.family == "unitwise":
-            lines.append(("coefficients", f"alpha, beta and eta for each of {self.mlp.units} hidden units"))
-        elif self.family == "head":
-            K, m = self.S.shape
-            lines.append(("coefficients", f"S and T ({K} x {m}) and c ({K}), all free"))
-        else:
-            tau = f", tau {self.tau:.6g}" if self.tau else ""
-            lines.append(("coefficients", f"alpha {self.alpha:.6g}, beta {self.beta:.6g}, eta {self.eta:.6g}{tau}"))
-        kept = f"{percent(d.calibration.agreement)} of {d.samples} decisions kept"
-        lines.append(("calibration", f"{kept}, {d.calibration.mismatches} lost"))
-        if d.test is not None:
-            kept = f"{percent(d.test.agreement)} of {d.test.samples} decisions kept"
-            lines.append(("test", f"{kept}, {d.test.mismatches} lost"))
-        for trial in d.families:
-            chosen = " (chosen)" if trial.family == self.family and len(d.families) > 1 else ""
-            estimate = f"{100 * trial.agreement:.2f}% ± {100 * trial.spread:.2f}"
-            lines.append(("cross-validated", f"{trial.family} {estimate}{chosen}"))
-        lines.append(("margin", f"{d.margin:.6g} (normalised {d.normalised_margin:.6g})"))
-        if d.gap is not None:
-            lines.append(("duality gap", f"{d.gap:.1e} (relative)"))
-        words = {"lossless": "lossless on the calibration set, exactly", "measured": "measured, not lossless"}
-        proof = f"; {no_room(held, self.mlp)} (evidence included)" if held.impossible else ""
-        lines.append(("certificate", words[held.statement] + proof))
-        if d.quantisation.decimals is not None:
-            q = d.quantisation
-            lines.append(("safe rounding", f"{q.decimals} decimals or {q.bits} bits after the point"))
-        return lines + [("note", note) for note in d.notes]
+        """The result in words: (name, value) lines for a terminal or a notebook.
+
+        Of a fit that was read from a file, only what `verify` checks.
+        """
+        return certified_lines(self) if self.loaded else own_lines(self)
 
     def __repr__(self) -> str:
-        held = self.diagnostics.calibration
-        kept = f"{held.samples - held.mismatches} of {held.samples} calibration decisions kept"
-        return f"Fit(family={self.family!r}, regime={self.regime!r}, {kept}, {self.certificate.statement})"
+        held = kept(self.certificate)
+        count = f"{held.samples - held.mismatches} of {held.samples} calibration decisions kept"
+        if self.loaded:
+            return f"Fit(family={self.family!r}, {count}, {self.certificate.statement}; loaded, not verified)"
+        return f"Fit(family={self.family!r}, regime={str(self.regime)!r}, {count}, {self.certificate.statement})"
 
     def _repr_html_(self) -> str:
         cell = "style='text-align: left'"
@@ -281,7 +250,8 @@ class Fit:
             f"<tr><th scope='row' {cell}>{html.escape(name)}</th><td {cell}>{html.escape(value)}</td></tr>"
             for name, value in self.summary()
         )
-        return f"<p>{html.escape(verdict(self))}</p><table>{rows}</table>"
+        said = verdict(self, None if self.loaded else self.diagnostics.test)
+        return f"<p>{html.escape(said)}</p><table>{rows}</table>"
 
 
 def count_agreement(mlp: MLP, model: QuadraticModel, X: ArrayLike | Rows, name: str = "X") -> Agreement:
@@ -309,17 +279,3 @@ def check_fit_path(path: str | Path) -> Path:
 
 def _coefficient(value: float | list[float] | None) -> Any:
     return np.array(value) if isinstance(value, list) else value
-
-
-def _digest(manifest: bytes, tensors: dict[str, Array]) -> str:
-    digest = hashlib.sha256(b"quad4fhe-fit-1")
-    digest.update(len(manifest).to_bytes(8, "little") + manifest)
-    for name in sorted(tensors):
-        array = tensors[name]
-        digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def _envelope(data: bytes) -> Envelope:
-    header = msgspec.json.decode(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return msgspec.json.decode(header["__metadata__"][_KEY], type=Envelope)

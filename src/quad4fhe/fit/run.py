@@ -18,6 +18,7 @@ from quad4fhe.certificate import Certificate, certify
 from quad4fhe.evidence import Evidence, evidence_rows, evidence_weights
 from quad4fhe.exact import decisions
 from quad4fhe.fit.diagnostics import LineOptimum
+from quad4fhe.fit.notes import UNDECIDED
 from quad4fhe.fit.reduced import ReducedSeparation
 from quad4fhe.fit.sweep import Sweeper, Tally
 from quad4fhe.fit.trace import SoftStep
@@ -135,11 +136,8 @@ class Run:
             self.refusal = f"no shared quadratic keeps every decision (calibration rows {rows} contradict each other)"
         else:
             self.hard = "undecided"
-            self.refusal = (
-                "the hard problem is undecided: no float64 coefficients were found to keep every decision, "
-                "and no evidence against them survives exact arithmetic"
-            )
-            self.notes.append(self.refusal)
+            self.refusal = UNDECIDED
+            self.notes.append(UNDECIDED)
 
     def smallest_evidence(self, named: Evidence, most: int) -> Evidence | None:
         """The fewest of the named rows that contradict each other exactly, or None if no few of them do."""

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Size = Annotated[float, msgspec.Meta(ge=0)]
+FamilyName = Annotated[str, msgspec.Meta(pattern=r"\A(shared|unitwise|head)\Z")]
 
-class SoftStep(msgspec.Struct, frozen=True, kw_only=True):
+
+class SoftStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one weight (C, or c in the plane) of the soft problem gave on the calibration set.
 
     Margins and slacks are those of the homogeneous coefficients of norm `norm`; `gap` is the relative duality gap.
     """
 
-    weight: float
-    agreement: float
-    slack_count: int
-    slack_sum: float
-    slack_max: float
+    weight: Size
+    agreement: Share
+    slack_count: Count
+    slack_sum: Size
+    slack_max: Size
     margin: float
-    norm: float
+    norm: Size
     gap: float
 
 

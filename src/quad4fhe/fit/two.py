@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quad4fhe._arrays import Array
 from quad4fhe.evidence import Evidence
-from quad4fhe.fit import agreement, reduced
+from quad4fhe.fit import agreement, notes, reduced
 from quad4fhe.fit.bestline import best_line
 from quad4fhe.fit.diagnostics import LineOptimum
 from quad4fhe.fit.planar import Contact, Separation, separate
@@ -85,11 +85,8 @@ def _report_optimum(run: Run, plane: PlaneBlocks, solution: Solution) -> None:
     with run.stage("optimum"):
         _line_solution(run, plane, solution)
     if run.best_line is not None:
-        proof = " (no line loses fewer)" if run.best_line.optimal else ""
-        run.notes.append(
-            f"the best line found in the lifted plane loses {run.best_line.mismatches} decisions{proof}; "
-            "regime='soft' with polish takes it"
-        )
+        said = notes.BEST_LINE_PROVED if run.best_line.optimal else notes.BEST_LINE
+        run.notes.append(said.format(run.best_line.mismatches))
 
 
 def _line_solution(run: Run, plane: PlaneBlocks, start: Solution) -> Solution | None:

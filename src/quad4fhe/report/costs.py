@@ -10,10 +10,11 @@ from quad4fhe.circuit.describe import describe
 from quad4fhe.circuit.forecast import groups, readable_bytes, readable_seconds
 from quad4fhe.circuit.plan import Plan
 from quad4fhe.fit.diagnostics import Agreement
+from quad4fhe.fit.trials import FamilyTrial
 from quad4fhe.fit.words import percent
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.ladder import NOT_RUN, Rung
-from quad4fhe.report.markup import NOTHING, Markup, command, details, element, from_fit, join, table
+from quad4fhe.report.markup import NOTHING, Markup, command, details, element, join, table
 from quad4fhe.report.source import Source
 
 
@@ -24,7 +25,7 @@ def ladder(found: Findings, source: Source) -> Markup:
     tested = any(rung.test is not None for rung in rungs)
     head = ["family", "regime", "free numbers", "kept, calibration"]
     head += ["kept, test"] * tested + ["kept, cross-validated"] * judged + ["fitted in"]
-    rows = [_rung(found, rung, tested, judged) for rung in rungs]
+    rows = [_rung(rung, tested, judged) for rung in rungs]
     reasons: dict[str, list[str]] = {}
     for rung in rungs:
         if rung.reason:
@@ -45,32 +46,19 @@ def ladder(found: Findings, source: Source) -> Markup:
     return element("section", *parts, id="ladder")
 
 
-def _rung(found: Findings, rung: Rung, tested: bool, judged: bool) -> list[str]:
+def _rung(rung: Rung, tested: bool, judged: bool) -> list[str]:
     own = join([rung.name, " ", element("span", "this fit", **{"class": "mark"})]) if rung.own else rung.name
-    row = [own, rung.regime or NOTHING, f"{rung.numbers:,}"]
-    calibration = _kept(rung.calibration)
-    if rung.own:
-        share = found.fit.diagnostics.calibration.agreement
-        calibration = from_fit("diagnostics.calibration.agreement", share, calibration)
-    row.append(calibration)
+    row = [own, rung.regime or NOTHING, f"{rung.numbers:,}", _kept(rung.calibration)]
     if tested:
         row.append(_kept(rung.test))
     if judged:
-        row.append(NOTHING if rung.estimate is None else _estimate(found, rung))
+        row.append(NOTHING if rung.estimate is None else estimate(rung.estimate))
     return [*row, NOTHING if rung.seconds is None else readable_seconds(rung.seconds)]
 
 
-def _estimate(found: Findings, rung: Rung) -> Markup:
-    assert rung.estimate is not None
-    place = f"diagnostics.families.{found.fit.diagnostics.families.index(rung.estimate)}"
-    share, spread = rung.estimate.agreement, rung.estimate.spread
-    return join(
-        [
-            from_fit(f"{place}.agreement", share, percent(share)),
-            " ± ",
-            from_fit(f"{place}.spread", spread, f"{100 * spread:.2f}"),
-        ]
-    )
+def estimate(trial: FamilyTrial) -> str:
+    """A cross-validated agreement with its standard error."""
+    return f"{percent(trial.agreement)} ± {100 * trial.spread:.2f}"
 
 
 def _kept(part: Agreement | None) -> str:

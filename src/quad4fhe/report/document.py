@@ -18,7 +18,6 @@ from quad4fhe._files import check_place, write_atomically
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError
 from quad4fhe.fit import Fit
-from quad4fhe.fit.words import verdict
 from quad4fhe.report.drawing import Picture, require_matplotlib
 from quad4fhe.report.findings import Findings, Options, find
 from quad4fhe.report.page import page
@@ -36,8 +35,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """The answer in a sentence or two."""
-        test = self.findings.test
-        return verdict(self.findings.fit, None if test is None else test.agreement)
+        return self.findings.verdict
 
     @cached_property
     def pictures(self) -> list[Picture]:

@@ -22,6 +22,7 @@ from quad4fhe.circuit.forecast import Machine
 from quad4fhe.circuit.plan import Plan, Precision, plan
 from quad4fhe.errors import InputError
 from quad4fhe.fit import Fit
+from quad4fhe.fit.words import verdict
 from quad4fhe.he.calibrate import calibrate
 from quad4fhe.lift import lift
 from quad4fhe.polynomials.preactivations import preactivations
@@ -62,6 +63,11 @@ class Findings:
     options: Options
     made: datetime
 
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence, of what was checked and measured here."""
+        return verdict(self.fit, None if self.test is None else self.test.agreement)
+
 
 def find(
     fit: Fit,
@@ -96,8 +102,8 @@ def find(
         progress("lifted plane", 0, 0)
         plane = plane_view(fit, lift(fit.mlp, X).plane())
     seen = preactivations(fit.mlp, X, progress)
-    own_test = fit.diagnostics.test if test is None else test.agreement
-    rungs = climb(fit, own_test, X, unseen, options.ladder, progress)
+    tested = None if test is None else test.agreement
+    rungs = climb(fit, calibration.agreement, tested, X, unseen, options.ladder, progress)
     plans = _plans(fit, X, options, progress)
     return Findings(
         fit=fit,

@@ -1,22 +1,25 @@
 """The lifted plane of a binary model as a picture needs it: hulls, closest pair, separating line.
 
 Decides which of these a fit has: a line only where one shared quadratic decides, a closest pair only where the line
-was placed by it. The geometry itself is that of `fit.planar` and `fit.reduced`.
+is found to lie halfway between it. The geometry itself is that of `fit.planar` and `fit.reduced`.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from quad4fhe._arrays import Array, BoolArray
+from quad4fhe.errors import CertificateError
 from quad4fhe.fit import Fit
 from quad4fhe.fit.planar import Separation, hull, separate
 from quad4fhe.fit.reduced import ReducedHulls, closest
 from quad4fhe.plane import Plane
 
+Line = tuple[float, float, float]
+
+_NEAR = 1e-6  # relative: what is left of a direction and an offset after a solver and rounding
 _DIRECTIONS = 720  # in which the outline of a reduced hull is sampled
 
 
@@ -33,7 +36,7 @@ class PlaneView:
     hulls: tuple[Array, Array]
     reduced: tuple[Array, Array] | None
     pair: Array | None
-    line: tuple[float, float, float] | None
+    line: Line | None
 
     @property
     def distance(self) -> float | None:
@@ -48,22 +51,34 @@ def plane_view(fit: Fit, plane: Plane) -> PlaneView:
     line, reduced, pair = None, None, None
     if fit.family == "shared":
         line = (fit.alpha, fit.beta, fit.eta * plane.B + (1 - fit.beta) * plane.b - fit.tau)
-        if fit.regime == "hard":
-            pair = _closest_pair(plane)
-        elif (mu := _cap(fit, plane)) is not None and (found := closest(plane, mu)) is not None:
-            pair = np.stack([found.u, found.v])
-            reduced = _outlines(plane, mu)
+        pair = _closest_pair(plane)
+        if pair is None or not _halves(line, pair):
+            pair, reduced = _reduced(fit, plane, line)
     return PlaneView(plane.points, plane.positive, (plus, minus), reduced, pair, line)
 
 
-def _cap(fit: Fit, plane: Plane) -> float | None:
-    """The cap whose reduced hulls placed the line: that of rch, or twice the weight of soft without a polish."""
-    if fit.diagnostics.mu is not None:
-        return fit.diagnostics.mu
-    pairwise = plane.B == 0 and fit.threshold == "zero"
-    if re.fullmatch(r"soft\(.*\)", fit.regime) and fit.diagnostics.weight is not None and not pairwise:
-        return 2 * fit.diagnostics.weight
-    return None
+def _reduced(fit: Fit, plane: Plane, line: Line) -> tuple[Array | None, tuple[Array, Array] | None]:
+    """The closest points and the outlines of the reduced hulls that regime rch separates.
+
+    Their cap is the fit's word, so it is refused unless the line is found halfway between these hulls. A soft line is
+    not: its threshold is placed by the slacks.
+    """
+    mu = fit.diagnostics.mu
+    if fit.regime.kind != "rch" or mu is None:
+        return None, None
+    found = closest(plane, mu)
+    pair = None if found is None else np.stack([found.u, found.v])
+    if pair is None or not _halves(line, pair):
+        raise CertificateError(f"the regime is said to be {fit.regime}, but its reduced hulls place another line")
+    return pair, _outlines(plane, mu)
+
+
+def _halves(line: Line, pair: Array) -> bool:
+    """Whether the line runs halfway between two points, at right angles to their segment."""
+    p, q, r = line
+    (dx, dy), (x, y) = (pair[0] - pair[1]).tolist(), ((pair[0] + pair[1]) / 2).tolist()
+    across = abs(p * dy - q * dx) <= _NEAR * (abs(p * dy) + abs(q * dx))
+    return bool(across and abs(p * x + q * y + r) <= _NEAR * (abs(p * x) + abs(q * y) + abs(r)))
 
 
 def _closest_pair(plane: Plane) -> Array | None:

@@ -1,13 +1,15 @@
 """The family ladder: what each family of replacement keeps of the same model on the same samples.
 
 Decides which rungs are fitted (the larger families take longest) and says of the others that they were not. The
-fitting is `fit`'s own; under encryption every rung costs the same.
+fitting is `fit`'s own; under encryption every rung costs the same. Which rung the reported fit is does not follow from
+what it says of itself, but from the fit that is made here having the same numbers.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -20,13 +22,15 @@ from quad4fhe.fit.trials import FamilyTrial
 
 Extent = Literal["none", "shared", "all"]
 NOT_RUN = "not fitted for this page"
+OWN = "shared, this fit"
+_NOT_NEEDED = "not needed, since one shared quadratic keeps every calibration decision"
 
 
 @dataclass(frozen=True, eq=False)
 class Rung:
     """One family: what it keeps, whether it is the fit that is reported, or why there is nothing to say.
 
-    `estimate` is the cross-validated agreement where the fit that is reported holds one.
+    `regime`, `estimate` (the cross-validated agreement) and `seconds` are known where the rung was fitted here.
     """
 
     name: str
@@ -42,61 +46,55 @@ class Rung:
 
 def climb(
     own: Fit,
-    own_test: Agreement | None,
+    calibration: Agreement,
+    test: Agreement | None,
     X: NDArray[Any],
     X_test: NDArray[Any] | None,
     extent: Extent,
     progress: Progress = silent,
 ) -> list[Rung]:
-    """The rungs from the paper's own fit to the free head, with the reported fit `own` in its place among them."""
+    """The rungs from the paper's own fit to the free head, and the reported fit `own` in its place among them.
+
+    `calibration` and `test` are what `own` was measured to keep on X and X_test.
+    """
     m, K = own.mlp.units, own.mlp.outputs
-    sizes = {"shared": 3, "unitwise": 3 * m, "head": (2 * m + 1) * K}
-    estimates = {trial.family: trial for trial in own.diagnostics.families}
+    measured = partial(replace, calibration=calibration, test=test, own=True)
+    fitted = partial(_fitted, own=own, X=X, X_test=X_test, progress=progress)
     rungs: list[Rung] = []
-    for name, family, polish in (
-        ("shared, as in the paper", "shared", False),
-        ("shared, polished", "shared", True),
-        ("unitwise", "unitwise", True),
-        ("head", "head", True),
-    ):
-        rung = Rung(name, sizes[family])
-        # The shared fit that was cross-validated is the polished one, unless there is nothing to polish.
-        if polish and (family != "shared" or not _is_final(rungs[0])):
-            rung = replace(rung, estimate=estimates.get(family))
-        if family == own.family and (family != "shared" or polish == own.regime.endswith("+polish")):
-            rungs.append(replace(_told(rung, own), test=own_test, own=True))
-        elif reason := _not_run(family, polish, rungs, extent):
-            rungs.append(replace(rung, reason=reason))
+    for name, polish in (("shared, as in the paper", False), ("shared, polished", True)):
+        reason = _not_run(polish, rungs, extent)
+        rung = Rung(name, 3, reason=reason) if reason else fitted(Rung(name, 3), "shared", polish)
+        rungs.append(measured(rung) if rung.own else rung)
+    if own.family == "shared" and not any(rung.own for rung in rungs):
+        rungs.append(measured(Rung(OWN, 3)))
+    for family, numbers in (("unitwise", 3 * m), ("head", (2 * m + 1) * K)):
+        rung = Rung(family, numbers)
+        if family == own.family:
+            rungs.append(measured(rung))
+        elif rungs[0].regime == "hard" and extent == "shared":
+            rungs.append(replace(rung, reason=_NOT_NEEDED))
         else:
-            rungs.append(_fitted(rung, own, family, polish, X, X_test, progress))
-    if _is_final(rungs[0]):
-        rungs[0] = replace(rungs[0], estimate=estimates.get("shared"))
+            rungs.append(fitted(rung, family, True) if extent == "all" else replace(rung, reason=NOT_RUN))
     return rungs
 
 
-def _is_final(first: Rung) -> bool:
-    """Whether the paper's fit is left as it is: a lossless one, or reduced hulls."""
-    return first.regime.startswith(("hard", "rch"))
-
-
-def _not_run(family: str, polish: bool, below: list[Rung], extent: Extent) -> str:
-    """Why a rung is left out, or nothing if it is to be fitted."""
-    first = below[0] if below else None
-    if first is not None and first.regime == "hard" and extent != "all":
-        return "not needed, since one shared quadratic keeps every calibration decision"
-    if first is not None and family == "shared" and polish:
-        if first.regime == "hard":
-            return "nothing to polish, since every calibration decision is kept"
-        if first.regime.startswith("rch"):
-            return "not polished, since the paper's reduced-hull fit is left as it is"
-    return NOT_RUN if extent == "none" or (extent == "shared" and family != "shared") else ""
+def _not_run(polish: bool, below: list[Rung], extent: Extent) -> str:
+    """Why a shared rung is left out, or nothing if it is to be fitted."""
+    if extent == "none":
+        return NOT_RUN
+    if polish and below[0].regime == "hard":
+        return _NOT_NEEDED if extent == "shared" else "nothing to polish, since every calibration decision is kept"
+    if polish and below[0].regime.startswith("rch"):
+        return "not polished, since the paper's reduced-hull fit is left as it is"
+    return ""
 
 
 def _fitted(
     rung: Rung,
-    own: Fit,
     family: Any,
     polish: bool,
+    *,
+    own: Fit,
     X: NDArray[Any],
     X_test: NDArray[Any] | None,
     progress: Progress,
@@ -104,17 +102,19 @@ def _fitted(
     def within(what: str, done: int, total: int) -> None:
         progress(f"family ladder, {rung.name}: {what}", done, total)
 
-    threshold: Any = own.threshold if family == "shared" else "zero"
+    threshold: Any = "free" if own.tau and family == "shared" else "zero"
     start = time.perf_counter()
     try:
-        found = fit(
-            own.mlp, X, family=family, polish=polish, threshold=threshold, seed=own.seed, X_test=X_test, progress=within
-        )
+        found = fit(own.mlp, X, family=family, polish=polish, threshold=threshold, X_test=X_test, progress=within)
     except (FitError, InputError) as error:
         return replace(rung, reason=str(error))
-    return replace(_told(rung, found), seconds=time.perf_counter() - start)
-
-
-def _told(rung: Rung, found: Fit) -> Rung:
     d = found.diagnostics
-    return replace(rung, regime=found.regime, calibration=d.calibration, test=d.test)
+    return replace(
+        rung,
+        regime=str(found.regime),
+        calibration=d.calibration,
+        test=d.test,
+        estimate=next((trial for trial in d.families if trial.family == family), None),
+        seconds=time.perf_counter() - start,
+        own=own.family == family and found.model.sha256 == own.model.sha256,
+    )

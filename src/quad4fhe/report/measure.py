@@ -25,7 +25,8 @@ class Measured:
 
     `target` (n,) are the ReLU model's decisions and `label` (n,) the replacement's, both exact. `before` (n,) is the
     ReLU model's gap between its decision and the next class; `after` (n,) is the replacement's gap between that same
-    class and its strongest `rival` (n,), negative where the decision is lost. `accuracy` holds the shares of the data's
+    class and its strongest `rival` (n,), negative where the decision is lost; `gap` (n,) is the replacement's gap
+    between its own decision and the next class. `accuracy` holds the shares of the data's
     own labels that the ReLU model and the replacement meet, where there are labels.
     """
 
@@ -34,6 +35,7 @@ class Measured:
     before: Array
     after: Array
     rival: IntArray
+    gap: Array
     classes: int
     accuracy: tuple[float, float] | None = None
 
@@ -84,4 +86,4 @@ def measure(
     # Where rounding hides the sign, the exact decision says it.
     after = np.where(relu.label == kept.label, np.abs(after), -np.abs(after))
     accuracy = None if y is None else (float(np.mean(relu.label == y)), float(np.mean(kept.label == y)))
-    return Measured(relu.label, kept.label, relu.gap, after, rival, fit.mlp.classes, accuracy)
+    return Measured(relu.label, kept.label, relu.gap, after, rival, kept.gap, fit.mlp.classes, accuracy)

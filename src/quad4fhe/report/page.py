@@ -11,13 +11,14 @@ from importlib.resources import files
 
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
 from quad4fhe.fit.diagnostics import Agreement
-from quad4fhe.fit.words import percent, verdict
+from quad4fhe.fit.words import percent
 from quad4fhe.report import costs, sections
 from quad4fhe.report.drawing import Picture
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.markup import Markup, element, from_fit, join, pairs
 from quad4fhe.report.palette import DARK, LIGHT, variables
 from quad4fhe.report.source import Source
+from quad4fhe.report.stated import stated
 
 
 def page(found: Findings, shown: list[Picture], source: Source) -> str:
@@ -53,7 +54,7 @@ def page(found: Findings, shown: list[Picture], source: Source) -> str:
                 costs.ladder(found, source),
                 costs.encryption(found, source),
                 sections.certificate(found, source),
-                sections.provenance(found),
+                stated(found),
             ),
             _footer(found),
             Markup(f"<script>{script}</script>"),
@@ -71,26 +72,20 @@ def _header(source: Source) -> Markup:
 
 
 def _opening(found: Findings) -> Markup:
-    test = None if found.test is None else found.test.agreement
-    sentence = element("p", verdict(found.fit, test), **{"class": "verdict"})
+    sentence = element("p", found.verdict, **{"class": "verdict"})
     return element("section", sentence, element("div", pairs(_tiles(found)), **{"class": "tiles"}))
 
 
 def _tiles(found: Findings) -> list[tuple[str, str]]:
-    fit, d = found.fit, found.fit.diagnostics
-    tiles: list[tuple[str, str]] = [("Kept, calibration", _kept("diagnostics.calibration", d.calibration))]
+    fit = found.fit
+    tiles: list[tuple[str, str]] = [("Kept, calibration", _kept(found.calibration.agreement))]
     if found.test is not None:
-        agreement = found.test.agreement
-        same = agreement == d.test
-        tiles.append(("Kept, test", _kept("diagnostics.test" if same else "", agreement)))
-    elif d.test is not None:
-        tiles.append(("Kept, test", _kept("diagnostics.test", d.test)))
+        tiles.append(("Kept, test", _kept(found.test.agreement)))
     if found.test is not None and found.test.accuracy is not None:
         relu, ours = found.test.accuracy
         tiles.append(("Accuracy, test", _tile(percent(ours), f"{percent(relu)} with ReLU")))
-    regime = from_fit("regime", fit.regime, fit.regime)
     m = fit.mlp
-    tiles.append(("Regime", _tile(regime, join(["family ", from_fit("family", fit.family, fit.family)]))))
+    tiles.append(("Family", _tile(from_fit("family", fit.family, fit.family), found.verified.statement)))
     tiles.append(("Network", _tile(f"{m.features}-{m.units}-{m.outputs}", "features, units, outputs")))
     taken = found.plans[0]
     bill = taken.forecast
@@ -99,14 +94,8 @@ def _tiles(found: Findings) -> list[tuple[str, str]]:
     return tiles
 
 
-def _kept(path: str, part: Agreement) -> Markup:
-    share, lost = percent(part.agreement), f"{part.mismatches:,}"
-    if path:
-        shown = from_fit(f"{path}.agreement", part.agreement, share)
-        count = from_fit(f"{path}.mismatches", part.mismatches, lost)
-        total = from_fit(f"{path}.samples", part.samples, f"{part.samples:,}")
-        return _tile(shown, join([count, " of ", total, " lost"]))
-    return _tile(share, f"{lost} of {part.samples:,} lost")
+def _kept(part: Agreement) -> Markup:
+    return _tile(percent(part.agreement), f"{part.mismatches:,} of {part.samples:,} lost")
 
 
 def _tile(value: str, note: str) -> Markup:

@@ -1,7 +1,7 @@
 """The sections of the page about the decisions: what was kept and why, by class, the close ones, the certificate.
 
-Decides which numbers stand beside which picture, and how they are worded. The numbers are the fit file's own wherever
-it has them.
+Decides which numbers stand beside which picture, and how they are worded. Every number here was computed for the page,
+or stands in the part of the fit that was checked for it; the rest of the fit is left to `stated`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from quad4fhe.certificate import no_room
-from quad4fhe.circuit.forecast import readable_seconds
-from quad4fhe.fit.words import REPLACED, percent
+from quad4fhe.fit.words import percent
 from quad4fhe.report.drawing import Picture
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.ink import number
 from quad4fhe.report.markup import NOTHING, Markup, command, details, element, figure, from_fit, join, pairs, table
 from quad4fhe.report.measure import Measured
-from quad4fhe.report.regimes import explain
+from quad4fhe.report.regimes import proved
 from quad4fhe.report.source import Source
 
 _LISTED = 10  # rows of a table of single decisions or of changes
@@ -24,69 +23,16 @@ _OPEN = 24  # classes whose table is shown without being asked for
 
 
 def decisions(found: Findings, shown: list[Picture]) -> Markup:
-    """How the decisions were kept: the plane or the margins, and what the solver found."""
+    """How the decisions were kept: the plane or the margins, and what was measured."""
     names = ("plane", "plane-close", "margins", "where-lost")
-    parts = [element("h2", "The decisions"), *(element("p", line) for line in explain(found.fit))]
-    parts.append(_figures(shown, names, pairs(_solved(found))))
-    d = found.fit.diagnostics
-    prior = "" if found.fit.family == "shared" else ", of the shared fit it started from"
-    if d.soft_trace:
-        head = ("weight", "kept", "samples with slack", "sum of slacks", "largest slack", "worst margin", "gap")
-        rows = [
-            (
-                number(step.weight),
-                percent(step.agreement),
-                f"{step.slack_count:,}",
-                number(step.slack_sum),
-                number(step.slack_max),
-                number(step.margin),
-                f"{step.gap:.1e}",
-            )
-            for step in d.soft_trace
-        ]
-        parts.append(
-            details(f"Every weight of the soft problem{prior}", table("The soft problem by weight", head, rows, 0))
-        )
-    if d.cap_trace:
-        rows2 = [(number(mu), number(margin) if margin else "the hulls meet") for mu, margin in d.cap_trace]
-        parts.append(
-            details(f"Every cap that was tried{prior}", table("Reduced hulls by cap", ("cap mu", "distance"), rows2, 0))
-        )
+    seen = found.calibration
+    lines: list[tuple[str, str]] = [
+        ("smallest margin with ReLU", number(float(seen.before.min()))),
+        ("smallest margin now", number(float(seen.gap.min()))),
+        ("smallest margin of a ReLU decision now", number(float(seen.after.min()))),
+    ]
+    parts = [element("h2", "The decisions"), element("p", proved(found.fit)), _figures(shown, names, pairs(lines))]
     return element("section", *parts, id="decisions")
-
-
-def _solved(found: Findings) -> list[tuple[str, str]]:
-    d = found.fit.diagnostics
-    # What the solver of the shared quadratic found is, for a larger family, about the fit it started from.
-    of = "" if found.fit.family == "shared" else ", shared"
-    lines: list[tuple[str, str]] = [(f"exact test{of}", _plain("hard", d.hard))]
-    smallest = join(
-        [_number("margin", d.margin), " (normalised ", _number("normalised_margin", d.normalised_margin), ")"]
-    )
-    lines.append(("margin", smallest))
-    if d.mu is not None:
-        caps: list[str] = [_number("mu", d.mu)]
-        if d.critical_mu is not None:
-            caps += [" of the paper's grid; the largest that separates is ", _number("critical_mu", d.critical_mu)]
-        lines.append(("cap mu", join(caps)))
-    if d.slack is not None:
-        s = d.slack
-        count = from_fit("diagnostics.slack.count", s.count, f"{s.count:,}")
-        total, largest = _number("slack.sum", s.sum), _number("slack.max", s.max)
-        lines.append(("slack", join([count, " samples, sum ", total, ", largest ", largest])))
-    if d.gap is not None:
-        lines.append(("duality gap", from_fit("diagnostics.gap", d.gap, f"{d.gap:.1e}")))
-    if d.best_line is not None:
-        best = from_fit("diagnostics.best_line.mismatches", d.best_line.mismatches, f"{d.best_line.mismatches:,}")
-        proof = " lost, and no line loses fewer" if d.best_line.optimal else " lost is the fewest found for any line"
-        lines.append((f"best line{of}", join([best, proof])))
-    q = d.quantisation
-    if q.decimals is not None and q.bits is not None:
-        decimals = from_fit("diagnostics.quantisation.decimals", q.decimals, str(q.decimals))
-        bits = from_fit("diagnostics.quantisation.bits", q.bits, str(q.bits))
-        safe = join(["to ", decimals, " decimals, or ", bits, " bits after the point, changes no calibration decision"])
-        lines.append(("rounding", safe))
-    return lines
 
 
 def activation(found: Findings, shown: list[Picture]) -> Markup:
@@ -146,8 +92,8 @@ def by_class(found: Findings, shown: list[Picture]) -> Markup:
 
 def closest(found: Findings) -> Markup:
     """The decisions that hang by a thread, and the surest ones that are lost."""
-    seen, margins = found.calibration, found.fit.margins
-    order = np.argsort(margins, kind="stable")[:_LISTED]
+    seen = found.calibration
+    order = np.argsort(seen.gap, kind="stable")[:_LISTED]
     head = ("calibration row", "ReLU decides", "replacement decides", "margin with ReLU", "margin now")
     parts = [
         element("h2", "The closest decisions"),
@@ -170,13 +116,12 @@ def closest(found: Findings) -> Markup:
 
 def _decision(found: Findings, seen: Measured, i: int) -> list[str]:
     now = found.classes[int(seen.label[i])]
-    gap = float(found.fit.margins[i])
     return [
         str(i),
         found.classes[int(seen.target[i])],
         element("span", now, **{"class": "lost"}) if seen.lost[i] else now,
         number(float(seen.before[i])),
-        from_fit(f"margins.{i}", gap, number(gap)),
+        number(float(seen.gap[i])),
     ]
 
 
@@ -222,31 +167,15 @@ def certificate(found: Findings, source: Source) -> Markup:
         ("calibration_sha256", claim.calibration_sha256),
         ("targets_sha256", claim.targets_sha256),
     ]
-    lines = [(key.replace("_sha256", " hash"), _code(f"certificate.{key}", value)) for key, value in named]
-    if claim.margin is not None:
-        lines.insert(2, ("smallest margin", from_fit("certificate.margin", claim.margin, number(claim.margin))))
+    lines: list[tuple[str, str]] = [
+        (key.replace("_sha256", " hash"), _code(f"certificate.{key}", value)) for key, value in named
+    ]
+    lines.insert(2, ("smallest margin", number(checked.margin)))
     parts.append(pairs(lines))
     if lost:
         every = ", ".join(map(str, claim.mismatches))
         parts.append(details(f"The {lost:,} calibration rows that change", element("p", every)))
     return element("section", *parts, id="certificate")
-
-
-def provenance(found: Findings) -> Markup:
-    """Notes of the fit, seed, times and versions."""
-    fit, d = found.fit, found.fit.diagnostics
-    parts = [element("h2", "How it was made"), element("p", f"Replacement: {REPLACED[fit.family]}.")]
-    if d.notes:
-        parts.append(element("ul", *(element("li", note) for note in d.notes)))
-    stages = ", ".join(f"{stage} {readable_seconds(seconds)}" for stage, seconds in d.seconds.items())
-    versions = ", ".join(f"{name} {version}" for name, version in fit.versions.items())
-    lines = [
-        ("threshold", from_fit("threshold", fit.threshold, fit.threshold)),
-        ("seed", from_fit("seed", fit.seed, str(fit.seed))),
-        ("fit time", stages),
-        ("versions", versions),
-    ]
-    return element("section", *parts, pairs(lines), id="provenance")
 
 
 def _figures(shown: list[Picture], names: tuple[str, ...], beside: Markup) -> Markup:
@@ -255,14 +184,6 @@ def _figures(shown: list[Picture], names: tuple[str, ...], beside: Markup) -> Ma
     if len(chosen) % 2 == 0:
         return join([element("div", *chosen, **{"class": "figures"}), beside]) if chosen else beside
     return element("div", *chosen, element("div", beside), **{"class": "figures"})
-
-
-def _number(field: str, value: float) -> Markup:
-    return from_fit(f"diagnostics.{field}", value, number(value))
-
-
-def _plain(field: str, value: str) -> Markup:
-    return from_fit(f"diagnostics.{field}", value, value)
 
 
 def _code(path: str, value: str | int) -> Markup:

@@ -1,0 +1,50 @@
+"""The remarks a fit can make about its own making.
+
+Decides their wording. A fit file may hold these sentences and no others, so that nobody can speak through it.
+"""
+
+from __future__ import annotations
+
+import re
+
+NO_SHIFT = (
+    "B = 0: eta does not shift the scores, so the zero threshold was put to the pairwise problem itself; "
+    "threshold='free' allows the planar regimes"
+)
+UNDECIDED = (
+    "the hard problem is undecided: no float64 coefficients were found to keep every decision, "
+    "and no evidence against them survives exact arithmetic"
+)
+STILL_OPEN = "the hard problem was still open after {} rounds"
+NOT_WIDEST = "the margins may not be the widest: relative duality gap {:.1e}"
+SOFT_STOPPED = "the soft problem stopped at a relative duality gap of {:.1e}"
+NO_POLISH = "the polish found no coefficients that keep more decisions"
+EXTREME_SCALE = "the statistics have an extreme scale, so the soft problem was put in standardised coordinates"
+BEST_LINE = "the best line found in the lifted plane loses {} decisions; regime='soft' with polish takes it"
+BEST_LINE_PROVED = (
+    "the best line found in the lifted plane loses {} decisions (no line loses fewer); "
+    "regime='soft' with polish takes it"
+)
+TIES = "the ReLU logits tie exactly on {} rows; the lowest class index is their target"
+LOSSLESS = "the shared fit keeps every calibration decision, so no other family was tried"
+TARGET_REACHED = "the shared fit reaches the target, so no other family was tried"
+TOO_FEW = "{} calibration rows are too few to compare families (fewer than {})"
+SOME_ROWS = "families were judged and fitted on {} of {} rows, and measured on all"
+TARGET_DOUBTFUL = (
+    "the target is reached on the calibration set, but {:.2f}% is the cross-validated estimate for new data"
+)
+
+_NUMBER = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?"
+_KNOWN = re.compile(
+    "|".join(
+        _NUMBER.join(re.escape(part) for part in re.split(r"\{[^}]*\}", text))
+        for name, text in sorted(globals().items())
+        if name.isupper() and not name.startswith("_")
+    ),
+    re.ASCII,
+)
+
+
+def is_note(text: str) -> bool:
+    """Whether a fit can have made this remark."""
+    return _KNOWN.fullmatch(text) is not None
