@@ -55,7 +55,7 @@ def measure(name: str, share: float, family: str, seed: int) -> dict[str, Any]:
         "family": family,
         "seed": seed,
         "taken": fitted.family,
-        "regime": fitted.regime,
+        "regime": str(fitted.regime),
         "statement": verified.statement,
         "calibration": d.calibration.agreement,
         "test": float(np.mean(relu == decided)),

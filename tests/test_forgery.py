@@ -44,6 +44,7 @@ FITS: dict[str, tuple[Callable[[], Fit], Any]] = {
     "pairs": (lambda: fit(PAIRS.mlp, PAIRS_X, X_test=PAIRS_X[:30]), PAIRS_X),
     "unitwise": (lambda: family_fits.pairs("unitwise"), PAIRS_X),
     "head": (lambda: family_fits.pairs("head"), PAIRS_X),
+    "promise": (lambda: fit(PAIRS.mlp, PAIRS_X, holdout=PAIRS_X[::-1] + 0.25, fresh=True), PAIRS_X),
 }
 
 
@@ -128,7 +129,7 @@ def test_no_place_of_a_fit_file_can_be_forged_into_a_display(name: str) -> None:
                     together = changed(together, place, other)
     assert all("\n" not in refusal and len(refusal) < 500 for refusal in refusals)
     # What says how the fit was made can't be checked, and must not be more than this.
-    assert {place[0] for place in accepted} <= {"diagnostics", "regime", "seed", "threshold", "versions"}
+    assert {place[0] for place in accepted} <= {"diagnostics", "regime", "seed", "threshold", "versions", "guarantee"}
     assert ("seed",) in accepted
     both = (Fit.from_bytes(sealed(document, tensors)) for document in (manifest, together))
     first, second = (page(found, X, drawn=True) for found in both)

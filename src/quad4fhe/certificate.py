@@ -26,6 +26,7 @@ from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.evidence import Evidence, check_evidence
 from quad4fhe.exact import shard_decisions, target_labels
 from quad4fhe.mlp import MLP
+from quad4fhe.proof.holdout import Guarantee, hold_out
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
 from quad4fhe.shards import SHARD_ROWS, Report, Shard, Shards, engine_for
@@ -107,13 +108,18 @@ class Certified(Protocol):
     def certificate(self) -> Certificate:
         """What is claimed."""
 
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What is promised about new inputs."""
+
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """What a successful check found: the statement that holds, and how it was established.
 
     Every figure was computed by the check itself. `margin` is the smallest gap between a winning logit and the next.
     `rational` counts the decisions that needed exact arithmetic (the others are certain by a rounding-error bound);
-    `weights` are those of the impossibility evidence, rounded to floats; they add up to one.
+    `weights` are those of the impossibility evidence, rounded to floats; they add up to one. `guarantee` is the promise
+    about new inputs, if the hold-out rows were given.
     """
 
     statement: Literal["lossless", "measured"]
@@ -125,6 +131,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     impossible: bool
     rational: int
     weights: list[float]
+    guarantee: Guarantee | None = None
 
 
 class _Examined(NamedTuple):
@@ -245,6 +252,7 @@ def verify(
     X_cal: Given,
     progress: Progress = silent,
     *,
+    X_holdout: Given | None = None,
     engine: str | Engine | None = None,
     workers: int | None = None,
 ) -> Verified:
@@ -255,10 +263,29 @@ def verify(
     hard one is lossless. How the fit was made (its regime, seed, diagnostics) is not certified, and nothing that is
     returned rests on it. X_cal may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray"
     or an Engine) shares the parts out among `workers`.
+
+    With X_holdout, the rows that the fit's promise about new inputs was counted on, the promise is counted again. That
+    the ReLU model and the fit have not seen them can't be checked.
     """
     rows = rows_of("X_cal", X_cal, fit.mlp.features)
-    with left_alone(rows):
-        return _verified(fit, mlp, rows, engine_for(engine, workers), progress)
+    held = None if X_holdout is None else rows_of("X_holdout", X_holdout, fit.mlp.features, "test")
+    with left_alone(rows, held):
+        verified = _verified(fit, mlp, rows, engine_for(engine, workers), progress)
+        return verified if held is None else msgspec.structs.replace(verified, guarantee=_check_promise(fit, held))
+
+
+def _check_promise(fit: Certified, held: Rows) -> Guarantee:
+    claim = fit.guarantee
+    if claim is None:
+        raise CertificateError("hold-out rows were given, but the fit promises nothing about new inputs")
+    found = hold_out(fit.mlp, fit.model, held, claim.confidence)
+    _same("the hold-out data", found.holdout_sha256, claim.holdout_sha256)
+    if found != claim:
+        raise CertificateError(
+            f"the hold-out rows promise: {found.sentence()}; the fit says otherwise, overall or of a class: "
+            f"{claim.sentence()}"
+        )
+    return found
 
 
 def _verified(fit: Certified, mlp: MLP | None, rows: Rows, team: Engine | None, progress: Progress) -> Verified:

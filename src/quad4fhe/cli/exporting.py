@@ -63,10 +63,10 @@ def export_command(
     X = None if check is None else samples("X", read_samples(check, "test")[0], fitted.mlp.features)
     fitted.export(out, dtype=dtype.value, labels=labels)
     document: dict[str, Any] = {"file": str(out), "bytes": out.stat().st_size, "dtype": dtype.value}
-    document |= {"family": fitted.family, "regime": fitted.regime, "quadratic_sha256": fitted.model.sha256}
+    document |= {"family": fitted.family, "regime": str(fitted.regime), "quadratic_sha256": fitted.model.sha256}
     holds = _WHAT[suffix] + ("; and the decision as a second output" if labels else "")
     lines = [("file", str(out)), ("holds", holds), ("numbers", dtype.value)]
-    lines += [("made from", f"{fitted.family}, {fitted.regime}"), ("model", fitted.model.sha256)]
+    lines += [("made from", f"family {fitted.family}"), ("model", fitted.model.sha256)]
     changed = 0
     if X is not None:
         changed = changed_decisions(fitted.model, out, X, dtype.value)

@@ -91,6 +91,13 @@ def fit_command(
         float | None, typer.Option(help="Exit 1, and write nothing, if less than this share is kept.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the polish and the folds.", min=0)] = 2026,
+    holdout: Annotated[
+        Path | None, typer.Option(help="Rows for a promise about new inputs: never trained on, fitted or chosen by.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Your word that the ReLU model has not seen the hold-out rows.")
+    ] = False,
+    confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     engine: EngineOption = None,
     workers: WorkersOption = None,
     memory: Annotated[
@@ -105,6 +112,9 @@ def fit_command(
     one file with the polynomial model, how it was found, and a certificate: lossless (every decision is kept, exactly),
     or measured (which ones are lost, and where none could do better, the samples that prove it). --family auto goes
     beyond one shared quadratic and often keeps more, at the same cost under encryption.
+
+    --holdout with --fresh adds a promise about new inputs: at least so many decisions are kept, with the confidence
+    given, overall and by class. It holds only for rows that the ReLU model was not trained on.
 
     Example: quad4fhe fit model.onnx calib.npz -o fit.safetensors --test test.npz
     quad4fhe fit model.npz calib.csv --family auto --target-agreement 0.99
@@ -124,6 +134,9 @@ def fit_command(
             target_agreement=target_agreement,
             seed=seed,
             X_test=test,
+            holdout=holdout,
+            confidence=confidence,
+            fresh=fresh,
             engine=engine,
             workers=workers,
             memory=memory,
@@ -142,6 +155,9 @@ def verify_command(
     fit_file: FitFile,
     calib: CalibFile,
     model: Annotated[Path | None, typer.Option(help="Also check that the fit was made for this model.")] = None,
+    holdout: Annotated[
+        Path | None, typer.Option(help="Also recount the promise about new inputs on its hold-out rows.")
+    ] = None,
     engine: EngineOption = None,
     workers: WorkersOption = None,
     json: JsonFlag = False,
@@ -159,7 +175,7 @@ def verify_command(
     with at_work() as progress:
         fitted = Fit.load(fit_file)
         mlp = None if model is None else MLP.load(model)
-        verified = quad4fhe.verify(fitted, mlp, calib, progress, engine=engine, workers=workers)
+        verified = quad4fhe.verify(fitted, mlp, calib, progress, X_holdout=holdout, engine=engine, workers=workers)
     if json:
         print_json(msgspec.to_builtins(verified))
         return
@@ -253,4 +269,4 @@ def describe_verified(verified: quad4fhe.Verified) -> list[tuple[str, str]]:
     if verified.impossible:
         rows = len(verified.weights)
         lines.append(("impossible", f"{rows} rows contradict each other exactly, so some decision must be lost"))
-    return lines
+    return lines + ([] if verified.guarantee is None else verified.guarantee.lines())

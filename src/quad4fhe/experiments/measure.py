@@ -94,7 +94,7 @@ def fitted(name: str, bench: Bench, fit: Fit, seconds: float) -> Fitted:
     return Fitted(
         name=name,
         family=fit.family,
-        regime=fit.regime,
+        regime=str(fit.regime),
         alpha=float(fit.alpha) if own else None,
         beta=float(fit.beta) if own else None,
         eta=float(fit.eta) if own else None,

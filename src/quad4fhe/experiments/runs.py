@@ -174,7 +174,7 @@ def _without_the_unsure(task: Task, bench: Bench) -> list[Dropped]:
                 Dropped(
                     share=share,
                     fit=name,
-                    regime=made.regime,
+                    regime=str(made.regime),
                     alpha=float(made.alpha),
                     beta=float(made.beta),
                     eta=float(made.eta),

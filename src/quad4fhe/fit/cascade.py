@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, get_args
@@ -35,6 +36,8 @@ from quad4fhe.fit.run import Run, Solution
 from quad4fhe.fit.sharded import LiftShards
 from quad4fhe.lift import refuse_empty, shard_rows
 from quad4fhe.mlp import MLP
+from quad4fhe.proof.guarantee import delta_of
+from quad4fhe.proof.holdout import hold_out, refuse_seen
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
 from quad4fhe.shards import Shards, engine_for, memory_bytes
@@ -58,6 +61,9 @@ def fit(
     polish: bool = True,
     seed: int = 2026,
     X_test: Given | None = None,
+    holdout: Given | None = None,
+    confidence: float = 0.95,
+    fresh: bool = False,
     memory_budget: int = MEMORY_BUDGET,
     engine: str | Engine | None = None,
     workers: int | None = None,
@@ -70,6 +76,9 @@ def fit(
     one of them. `polish` lets a soft fit trade hinge loss for kept decisions; polish=False gives the paper's own.
     threshold="free" lets two classes be told apart at a threshold other than zero, which is then moved into c.
     X_test is only measured, never fitted.
+
+    `holdout` are rows for a promise about new inputs, with this `confidence` (`Fit.guarantee`). fresh=True is your word
+    that the ReLU model was not trained on them and that nothing was chosen by them; without it there is no promise.
 
     family="unitwise" gives every hidden unit its own quadratic and "head" frees S, T and c, both at the same cost under
     encryption; sharpness and strength of their prior (the shared fit) are cross-validated on X_cal. Their constant is
@@ -99,12 +108,13 @@ def fit(
     rows = rows_of("X_cal", X_cal, mlp.features, "calibration", limit)
     refuse_empty("X_cal", rows.shape[0])
     test = None if X_test is None else rows_of("X_test", X_test, mlp.features, "test", limit)
+    held_out = None if holdout is None else _held_out(mlp, rows, holdout, confidence, fresh, limit)
     held = held_bytes(rows, X_cal) + (0 if test is None else held_bytes(test, X_test))
     kept = store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
     progress("lift", 0, 0)
     # Threads of the BLAS would make sums depend on the number of cores, and spin in products of a few milliseconds.
     with (
-        left_alone(rows, test),
+        left_alone(rows, test, held_out),
         threadpool_limits(limits=1, user_api="blas"),
         Shards(rows, shard_rows(mlp.classes), mlp, engine=team, memory=kept) as shards,
     ):
@@ -117,6 +127,8 @@ def fit(
             budget = memory_budget if limit is None else min(memory_budget, limit // 2)
             taken = beyond.replace(run, taken, family, learn, target_agreement, budget)
         fitted = _result(run, solution, taken, test)
+        if held_out is not None:
+            fitted = replace(fitted, guarantee=hold_out(mlp, fitted.model, held_out, confidence))
     reached = fitted.diagnostics.calibration.agreement
     if target_agreement is not None and reached < target_agreement:
         auto = "lower the target, or use more representative calibration data"
@@ -125,6 +137,19 @@ def fit(
             + (auto if family == "auto" else "try family='auto'")
         )
     return fitted
+
+
+def _held_out(mlp: MLP, rows: Rows, holdout: Given, confidence: float, fresh: bool, memory: int | None) -> Rows:
+    """The rows of a promise, refused where they can't make one."""
+    delta_of(confidence)
+    if not fresh:
+        raise InputError(
+            "hold-out rows promise something only if the ReLU model was not trained on them and nothing was chosen by "
+            "them; say so with fresh=True, or leave them out"
+        )
+    found = rows_of("X_holdout", holdout, mlp.features, "test", memory)
+    refuse_seen(found, rows)
+    return found
 
 
 def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: Any, seed: Any) -> None:

@@ -28,6 +28,7 @@ from quad4fhe.fit.stated import check_stated
 from quad4fhe.fit.trace import FamilyName
 from quad4fhe.fit.words import certified_lines, kept, own_lines, verdict
 from quad4fhe.mlp import MLP
+from quad4fhe.proof.holdout import Guarantee
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
 from quad4fhe.shards import SHARD_ROWS, Shard, Shards
@@ -50,6 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     diagnostics: Diagnostics
     certificate: Certificate
     versions: dict[str, Version]
+    guarantee: Guarantee | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,8 @@ class Fit:
     decision threshold that was moved into c (0 unless shared with threshold="free"). `box` (2, d) is the range of each
     feature on the calibration set and `margins` (n,) the gap between the winning logit and the next on each
     calibration sample.
+
+    `guarantee` is what is promised about new inputs, if hold-out rows were given.
 
     `loaded` says that the fit comes from a file. `verify` then checks the model, the coefficients, the box, the margins
     and the certificate against the calibration data. It can't check `regime`, `threshold`, `seed`, `diagnostics` and
@@ -81,6 +85,7 @@ class Fit:
     diagnostics: Diagnostics
     certificate: Certificate
     versions: dict[str, str]
+    guarantee: Guarantee | None = None
     loaded: bool = False
 
     @property
@@ -140,7 +145,7 @@ class Fit:
 
         return Origin(
             family=self.family,
-            regime=self.regime,
+            regime=str(self.regime),
             quadratic_sha256=self.model.sha256,
             relu_model_sha256=self.mlp.sha256,
             calibration_sha256=self.certificate.calibration_sha256,
@@ -197,6 +202,7 @@ class Fit:
             diagnostics=manifest.diagnostics,
             certificate=manifest.certificate,
             versions=manifest.versions,
+            guarantee=manifest.guarantee,
             loaded=True,
         )
 
@@ -222,6 +228,7 @@ class Fit:
             diagnostics=self.diagnostics,
             certificate=self.certificate,
             versions=self.versions,
+            guarantee=self.guarantee,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quad4fhe.certificate import check_without_data
-from quad4fhe.errors import CertificateError
+from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.fit.diagnostics import PACKAGES, Agreement
 from quad4fhe.fit.notes import is_note
 from quad4fhe.fit.words import kept
+from quad4fhe.proof.holdout import guarantee
 
 if TYPE_CHECKING:
     from quad4fhe.fit.result import Fit
@@ -39,9 +40,29 @@ def check_stated(fit: Fit) -> None:
     _agree("whether a shared quadratic is impossible", d.hard == "infeasible", claim.impossible is not None)
     _agree("the versions", sorted(fit.versions), sorted(PACKAGES))
     _check_regime(fit)
+    _check_guarantee(fit)
     for note in d.notes:
         if not is_note(note):
             raise CertificateError(f"the fit holds the remark {note[:60]!a}, which no fit makes")
+
+
+def _check_guarantee(fit: Fit) -> None:
+    """The bounds must be those of the counts; the counts are for `verify`, which wants the hold-out rows."""
+    said = fit.guarantee
+    if said is None:
+        return
+    _agree("the number of promises", len(said.by_class), fit.mlp.classes)
+    if any(part.lost > part.samples for part in said.by_class):
+        raise CertificateError("the fit contradicts itself: a class has more lost hold-out rows than hold-out rows")
+    total = sum(part.samples for part in said.by_class)  # compared before any bound is computed: bounds take time
+    _agree("the number of hold-out rows", said.samples, total)
+    counts = [(part.samples, part.lost) for part in said.by_class]
+    try:
+        found = guarantee(counts, said.confidence, said.holdout_sha256)
+    except InputError as error:
+        raise CertificateError(f"the fit makes a promise that can't be checked: {error}") from None
+    if found != said:
+        raise CertificateError("the fit contradicts itself: its promise is not the one that its own counts give")
 
 
 def _check_regime(fit: Fit) -> None:

@@ -64,6 +64,7 @@ def own_lines(fit: Fit) -> Lines:
     if d.quantisation.decimals is not None:
         q = d.quantisation
         lines.append(("safe rounding", f"{q.decimals} decimals or {q.bits} bits after the point"))
+    lines += [] if fit.guarantee is None else fit.guarantee.lines()
     return lines + [("note", note) for note in d.notes]
 
 

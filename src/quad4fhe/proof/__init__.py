@@ -1,0 +1,16 @@
+"""What can be promised about inputs that nobody has seen yet, and with which confidence."""
+
+from quad4fhe.proof.guarantee import by_class, compression_bound, fixed_sequence, lost_share_bound, tail_bound
+from quad4fhe.proof.holdout import ClassGuarantee, Guarantee, guarantee, hold_out
+
+__all__ = [
+    "ClassGuarantee",
+    "Guarantee",
+    "by_class",
+    "compression_bound",
+    "fixed_sequence",
+    "guarantee",
+    "hold_out",
+    "lost_share_bound",
+    "tail_bound",
+]

@@ -1,0 +1,180 @@
+"""Bounds on the share of decisions that are lost on new inputs, from counts alone.
+
+Decides nothing about data: where the counts come from, and whether the rows behind them qualify, is left to the caller.
+Every bound is rounded to the safe side: sums are evaluated in decimal arithmetic with directed rounding, and the value
+that is returned was itself checked, on a grid of 1e-9. Uses nothing of the solvers.
+
+References: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial",
+Biometrika 26 (1934); Campi and Garatti, "Compression, generalization and learning", JMLR 24 (2023), Theorem 7;
+Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then test", arXiv 2110.01052, fixed-sequence testing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
+from functools import lru_cache
+
+from quad4fhe.errors import InputError
+
+_GRID = 10**9
+_MOST = 10**7  # rows: beyond it a bound would take minutes
+_TINY = Decimal("1e-33")
+_UP = Context(prec=40, rounding=ROUND_CEILING, Emin=-(10**15), Emax=10**15)
+_DOWN = Context(prec=40, rounding=ROUND_FLOOR, Emin=-(10**15), Emax=10**15)
+
+
+def delta_of(confidence: float) -> Decimal:
+    """1 - confidence without rounding: 0.95 is taken as the decimal number that is written, not as a binary float."""
+    if isinstance(confidence, bool) or not (isinstance(confidence, float | int) and 0 < confidence < 1):
+        raise InputError(f"confidence is {confidence!r}, wanted a number between 0 and 1, such as 0.95")
+    return 1 - Decimal(repr(float(confidence)))
+
+
+def lost_share_bound(samples: int, lost: int, delta: float | Decimal) -> Fraction:
+    """Clopper and Pearson: the largest share of losses that `lost` of `samples` independent rows leave possible.
+
+    With probability at least 1 - delta over the rows, the true share is at most this. It is the smallest multiple of
+    1e-9 found at which so few losses have probability at most delta; 1 where every row is lost, or there is none.
+    """
+    _check_counts(samples, lost)
+    return _lost_share_bound(samples, lost, _level(delta))
+
+
+@lru_cache(maxsize=4096)
+def _lost_share_bound(samples: int, lost: int, level: Decimal) -> Fraction:
+    if lost == samples:
+        return Fraction(1)
+    return _smallest(lambda share: tail_bound(samples, lost, share) <= level)
+
+
+def tail_bound(samples: int, lost: int, share: Fraction) -> Decimal:
+    """An upper bound of P(Bin(samples, share) <= lost), tight to about 30 digits."""
+    _check_counts(samples, lost)
+    if not 0 <= share <= 1:
+        raise InputError(f"the share is {share}, wanted 0 to 1")
+    if lost == samples or share == 0:
+        return Decimal(1)
+    if share == 1:
+        return Decimal(0)
+    kept = 1 - share
+    # Terms from i = lost downwards: C(n, i) p^i q^(n-i), the next is this one times i q / ((n - i + 1) p).
+    term = _UP.multiply(_power(share, lost), _power(kept, samples - lost))
+    term = _UP.multiply(term, _choices(samples, min(lost, samples - lost)))
+    odds, total = kept / share, term
+    for i in range(lost, 0, -1):
+        rate = _UP.divide(Decimal(i * odds.numerator), Decimal((samples - i + 1) * odds.denominator))
+        if (
+            rate < 1
+            and (rest := _UP.divide(_UP.multiply(term, rate), _DOWN.subtract(Decimal(1), rate))) < _TINY * total
+        ):
+            total = _UP.add(total, rest)  # the rates fall with i, so a geometric series is above what is left
+            break
+        term = _UP.multiply(term, rate)
+        total = _UP.add(total, term)
+    return min(total, Decimal(1))
+
+
+def compression_bound(samples: int, support: int, delta: float | Decimal) -> Fraction:
+    """Campi and Garatti: the largest probability that a new sample changes a fit that `support` of `samples` determine.
+
+    1 - t, with t the solution in (0, 1) of C(N, k) t^(N-k) = (delta / N) sum over i from k to N-1 of C(i, k) t^(i-k).
+    It holds with probability at least 1 - delta for a scheme with the preference property, and k the observed size of
+    its compressed set. The samples must be independent of everything the fit rests on: rows that the ReLU model was
+    trained on do not qualify.
+    """
+    _check_counts(samples, support)
+    level = _level(delta)
+    if support == samples:
+        return Fraction(1)
+    return _smallest(lambda share: _outweighs(samples, support, level, 1 - share))
+
+
+def by_class(counts: Sequence[tuple[int, int]], delta: float | Decimal) -> list[Fraction]:
+    """A bound for every class, from (samples, lost) of each: all of them hold together with probability 1 - delta.
+
+    Bonferroni: each class is given delta over the number of classes, those without samples included.
+    """
+    if not counts:
+        raise InputError("there are no classes, wanted (samples, lost) of at least one")
+    level = _DOWN.divide(_level(delta), Decimal(len(counts)))
+    return [lost_share_bound(samples, lost, level) for samples, lost in counts]
+
+
+def fixed_sequence(counts: Sequence[tuple[int, int]], share: float | Decimal, delta: float | Decimal) -> int:
+    """Learn then Test: how many thresholds, the strictest first, may be passed; 0 if not even the first.
+
+    `counts` holds (accepted, lost) at every threshold, in an order that was fixed without looking at these rows. The
+    walk stops at the first threshold where a true share of losses above `share` can't be excluded at level delta. With
+    probability at least 1 - delta no threshold that was passed loses more than `share` of what it accepts.
+    """
+    level, most = _level(delta), Fraction(_level(share))
+    for passed, (accepted, lost) in enumerate(counts):
+        if accepted == 0 or tail_bound(accepted, lost, most) > level:
+            return passed
+    return len(counts)
+
+
+def _outweighs(N: int, k: int, delta: Decimal, t: Fraction) -> bool:
+    """Whether (delta / N) sum_i C(i, k) t^(i-k) is at least C(N, k) t^(N-k), surely.
+
+    Divided by the right side, the terms from i = N - 1 downwards are (N-k)/(N t), each next one (i-k)/(i t) times the
+    one before. All are positive and rounded down.
+    """
+    if t == 0:
+        return True
+    wanted = _UP.divide(Decimal(N), delta)
+    term, total = Decimal(1), Decimal(0)
+    for i in range(N, k, -1):
+        term = _DOWN.divide(_DOWN.multiply(term, Decimal((i - k) * t.denominator)), Decimal(i * t.numerator))
+        total = _DOWN.add(total, term)
+        if total >= wanted:
+            return True
+    return False
+
+
+def _smallest(holds: Callable[[Fraction], bool]) -> Fraction:
+    """The smallest multiple of 1e-9 in [0, 1] that bisection finds to hold; 1 always does."""
+    low, high = 0, _GRID
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(Fraction(middle, _GRID)) else (middle, high)
+    return Fraction(high, _GRID)
+
+
+@lru_cache(maxsize=64)
+def _choices(n: int, k: int) -> Decimal:
+    """C(n, k), rounded up."""
+    found = Decimal(1)
+    for i in range(1, k + 1):
+        found = _UP.divide(_UP.multiply(found, Decimal(n - k + i)), Decimal(i))
+    return found
+
+
+def _power(base: Fraction, exponent: int) -> Decimal:
+    """base ** exponent, rounded up, by squaring: the power of the decimal module does not say how it rounds."""
+    square = _UP.divide(Decimal(base.numerator), Decimal(base.denominator))
+    found = Decimal(1)
+    while exponent:
+        if exponent & 1:
+            found = _UP.multiply(found, square)
+        square = _UP.multiply(square, square)
+        exponent >>= 1
+    return found
+
+
+def _check_counts(samples: int, part: int) -> None:
+    if not (isinstance(samples, int) and isinstance(part, int) and 0 <= part <= samples):
+        raise InputError(f"{part!r} of {samples!r} is no count, wanted whole numbers, the first not above the second")
+    if samples > _MOST:
+        raise InputError(
+            f"{samples} rows are more than the {_MOST} a bound is computed for; take a random part of them"
+        )
+
+
+def _level(delta: float | Decimal) -> Decimal:
+    level = delta if isinstance(delta, Decimal) else Decimal(repr(float(delta)))
+    if not 0 < level < 1:
+        raise InputError(f"the level is {delta}, wanted a number between 0 and 1")
+    return level

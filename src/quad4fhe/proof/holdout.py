@@ -1,0 +1,153 @@
+"""A promise about new inputs, counted on rows that neither the ReLU model nor the fit has seen.
+
+Decides what is counted and promised, and how the promise is worded. The bounds are those of `guarantee`. That the rows
+are fresh is the word of whoever gives them; no computation can show it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from quad4fhe._arrays import IntArray, samples_sha256
+from quad4fhe._rows import Rows
+from quad4fhe.errors import InputError
+from quad4fhe.exact import shard_decisions
+from quad4fhe.mlp import MLP
+from quad4fhe.proof.guarantee import by_class, delta_of, lost_share_bound
+from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.shards import SHARD_ROWS, Shard, Shards
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class ClassGuarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is promised where the ReLU model decides for one class; nothing (0) without samples."""
+
+    samples: Count
+    lost: Count
+    agreement: Share
+
+
+class Guarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A lower bound of the share of decisions that are kept on new inputs.
+
+    `agreement` holds with probability at least `confidence` over the choice of the `samples` hold-out rows, of which
+    `lost` lost their decision. The bounds `by_class` hold, all of them together, with the same confidence.
+    """
+
+    kind: Literal["hold-out"]
+    confidence: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    samples: Count
+    lost: Count
+    agreement: Share
+    by_class: list[ClassGuarantee]
+    holdout_sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+    @property
+    def weakest(self) -> int:
+        """The class with the smallest promise, the lowest of several."""
+        return min(range(len(self.by_class)), key=lambda c: self.by_class[c].agreement)
+
+    def sentence(self) -> str:
+        """What is promised, for which inputs, and with which confidence."""
+        return (
+            f"at least {_down(self.agreement)} of decisions on new inputs are kept, with confidence "
+            f"{100 * self.confidence:.10g}% ({self.lost} of {self.samples} hold-out rows lost)"
+        )
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The promise in words: (name, value) lines."""
+        weakest = self.by_class[self.weakest]
+        least = f"class {self.weakest}: at least {_down(weakest.agreement)}, {weakest.lost} of {weakest.samples} lost"
+        return [
+            ("promise", self.sentence()),
+            ("weakest class", least),
+            (
+                "it holds for",
+                "inputs drawn independently from where the hold-out rows came from, if neither the ReLU model nor the "
+                "fit, nor any choice between fits, has used these rows",
+            ),
+        ]
+
+
+def guarantee(counts: Sequence[tuple[int, int]], confidence: float, holdout_sha256: str) -> Guarantee:
+    """The promise that (samples, lost) of every decided class allow."""
+    delta = delta_of(confidence)
+    samples, lost = (sum(part) for part in zip(*counts, strict=True))
+    classes = [
+        ClassGuarantee(samples=n, lost=e, agreement=_kept(bound))
+        for (n, e), bound in zip(counts, by_class(counts, delta), strict=True)
+    ]
+    return Guarantee(
+        kind="hold-out",
+        confidence=float(confidence),
+        samples=samples,
+        lost=lost,
+        agreement=_kept(lost_share_bound(samples, lost, delta)),
+        by_class=classes,
+        holdout_sha256=holdout_sha256,
+    )
+
+
+def hold_out(mlp: MLP, model: QuadraticModel, rows: Rows, confidence: float) -> Guarantee:
+    """The promise for `model` in the place of `mlp`, from fresh rows (n, d); decisions are compared exactly."""
+    delta_of(confidence)
+    if rows.shape[0] == 0:
+        raise InputError("X_holdout has no rows, so it can't promise anything; leave it out, or give fresh rows")
+    with Shards(rows, SHARD_ROWS, mlp, name="X_holdout") as shards:
+        counts: IntArray = shards.total(operator.add, _counts_of, model)
+    pairs = [(int(n), int(e)) for n, e in counts]
+    return guarantee(pairs, confidence, samples_sha256("X_holdout", rows))
+
+
+def refuse_seen(rows: Rows, seen: Rows) -> None:
+    """Refuse a hold-out most of whose rows are calibration rows: it was used already.
+
+    Some equal rows are natural where features take few values, so less than half of them is let pass.
+    """
+    held = {row.tobytes() for start in range(0, rows.shape[0], SHARD_ROWS) for row in _part(rows, start)}
+    again = {
+        key
+        for start in range(0, seen.shape[0], SHARD_ROWS)
+        for row in _part(seen, start)
+        if (key := row.tobytes()) in held
+    }
+    if 2 * len(again) > len(held):
+        raise InputError(
+            f"{len(again)} of the {len(held)} different rows of X_holdout are calibration rows too; "
+            "a promise needs rows that the fit has not seen"
+        )
+
+
+def _part(rows: Rows, start: int) -> Sequence[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    part = rows.part(start, min(start + SHARD_ROWS, rows.shape[0]))
+    return list(np.ascontiguousarray(part, dtype=np.float64) + 0.0)
+
+
+def _counts_of(shard: Shard, model: QuadraticModel) -> IntArray:
+    """(samples, lost) of every class the ReLU model decides, (K, 2)."""
+    mlp: MLP = shard.subject
+    target, label = shard_decisions(mlp, shard).label, shard_decisions(model, shard).label
+    decided = np.bincount(target, minlength=mlp.classes)
+    lost = np.bincount(target[target != label], minlength=mlp.classes)
+    return np.column_stack([decided, lost]).astype(np.int64)
+
+
+def _kept(bound: Fraction) -> float:
+    """1 - bound, rounded down."""
+    exact = 1 - bound
+    nearest = float(exact)
+    return nearest if Fraction(nearest) <= exact else math.nextafter(nearest, 0.0)
+
+
+def _down(share: float) -> str:
+    """A share in percent to two decimals, rounded down."""
+    return f"{math.floor(Fraction(share) * 10_000) / 100:.2f}%"
