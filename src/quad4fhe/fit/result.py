@@ -51,7 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     diagnostics: Diagnostics
     certificate: Certificate
     versions: dict[str, Version]
-    guarantee: Guarantee | None = None
+    guarantee: Guarantee | None
 
 
 @dataclass(frozen=True, eq=False)
