@@ -173,14 +173,13 @@ class Fit:
         """Read the content of a fit file; `name` is what an error calls it."""
         document, tensors = fit_file.read(data, name)
         if document.get("format") != FORMAT:
-            raise InputError(
-                f"{name} has format {str(document.get('format'))[:20]!a}, this version reads format {FORMAT}; fit it again"
-            )
+            other = str(document.get("format"))[:20]
+            raise InputError(f"{name} has format {other!a}, this version reads format {FORMAT}; fit it again")
         try:
             manifest = msgspec.convert(document, Manifest)
             found = cls._of(manifest, tensors)
         except (msgspec.ValidationError, InputError) as error:
-            raise InputError(f"{name} holds what no fit of this version says ({one_line(error)}); fit it again") from None
+            raise InputError(f"{name} holds what no fit can say ({one_line(error)}); fit it again") from None
         check_stated(found)
         return found
 
