@@ -236,6 +236,7 @@ def test_a_header_that_can_be_read_in_two_ways_is_refused() -> None:
         (json.dumps([header]), tail),
         ("[" * 100_000, tail),
         (json.dumps(header)[:-1] + ',"x":NaN}', tail),
+        (json.dumps(header)[:-1] + ',"\\ud800":0}', tail),
     ]
     for text, body in wrong:
         with pytest.raises(InputError, match="is not a fit file"):
@@ -275,6 +276,13 @@ def test_tensors_are_read_as_safetensors_reads_them(name: str) -> None:
     for key, array in ours.items():
         assert array.tobytes() == theirs[key].tobytes()
         assert array.shape == theirs[key].shape
+
+
+def test_half_a_character_is_refused() -> None:
+    manifest, tensors, _, _ = honest("pairs")
+    for place in (("regime",), ("family",), ("diagnostics", "hard"), ("versions", "numpy")):
+        with pytest.raises(InputError, match="is not a fit file"):
+            Fit.from_bytes(sealed(changed(manifest, place, "\ud800"), tensors))
 
 
 def test_remarks_that_no_fit_makes_are_refused() -> None:

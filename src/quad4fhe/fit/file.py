@@ -65,6 +65,7 @@ def strict_json(text: bytes) -> dict[str, Any]:
     )
     if not isinstance(found, dict):
         raise ValueError("wanted a JSON object")
+    json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text; this raises a ValueError
     return found
 
 
