@@ -57,7 +57,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Given
         X = drawn[ordered[:, -1] - ordered[:, -2] > 0.02][:n]  # encryption is approximate: no near ties
         assert len(X) == n
         folder = tmp_path_factory.mktemp(layout) / "requests"
-        key = keys.generate(plan.chain)
+        key = keys.generate(plan)
         write_requests(plan, key, X, folder)
         return Given(fit, plan, key, X, folder)
 
@@ -292,7 +292,7 @@ def test_requests_of_others_are_not_written_over(batch: Given, tmp_path: Path) -
     other.mkdir()
     shutil.copy(batch.folder / "00000000.request", other)
     with pytest.raises(InputError, match="choose an empty folder"):
-        write_requests(batch.plan, keys.generate(batch.plan.chain), batch.X, other)
+        write_requests(batch.plan, keys.generate(batch.plan), batch.X, other)
     assert {path.name: path.read_bytes() for path in batch.folder.iterdir()} == before
 
 
@@ -315,7 +315,7 @@ def test_replies_are_read_with_the_same_data_and_key_only(batch: Given, tmp_path
     with pytest.raises(InputError, match="other samples"):
         next(read_replies(batch.key, batch.X[1:], batch.folder, replies))
     with pytest.raises(InputError, match="was encrypted with key"):
-        next(read_replies(keys.generate(batch.plan.chain), batch.X, batch.folder, replies))
+        next(read_replies(keys.generate(batch.plan), batch.X, batch.folder, replies))
     with pytest.raises(InputError, match=r"index is missing"):
         next(read_replies(batch.key, batch.X, tmp_path / "elsewhere", replies))
     with pytest.raises(InputError, match="is no folder"):

@@ -79,7 +79,7 @@ class Client:
 
     def __init__(self, plan: Plan, key: StoredKey | None = None) -> None:
         self.plan = plan
-        self._secret = SecretKey(Context(plan.chain)) if key is None else key.open(plan.chain)
+        self._secret = SecretKey(Context(plan.chain)) if key is None else key.open(plan)
         self._key_id = secrets.token_bytes(16) if key is None else key.key_id
         self._open: dict[bytes, int] = {}
 
