@@ -296,6 +296,19 @@ def test_requests_of_others_are_not_written_over(batch: Given, tmp_path: Path) -
     assert {path.name: path.read_bytes() for path in batch.folder.iterdir()} == before
 
 
+def test_a_key_writes_requests_for_its_own_plan_only_and_nothing_for_a_sample_outside(
+    batch: Given, tmp_path: Path
+) -> None:
+    other = make_plan(batch.fit, samples=4, layout=batch.plan.layout, precision="fast", box=2 * batch.fit.box)
+    with pytest.raises(InputError, match="this key is for plan"):
+        write_requests(other, batch.key, batch.X, tmp_path / "new")
+    X = batch.X.copy()
+    X[-1, 2] = 2 * batch.fit.box[1, 2]
+    with pytest.raises(InputError, match="outside the box"):
+        write_requests(batch.plan, batch.key, X, tmp_path / "new")
+    assert not list(tmp_path.glob("new*"))
+
+
 def test_replies_that_are_missing_swapped_or_damaged_are_named_and_not_returned(batch: Given) -> None:
     run(batch)
     replies = batch.folder.with_name("replies")

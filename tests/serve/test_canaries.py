@@ -16,9 +16,10 @@ from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.cli import main
 from quad4fhe.he import container, keys
 from quad4fhe.he.canaries import Known, Mixture
-from quad4fhe.he.session import Reply, ReplyError
+from quad4fhe.he.session import Client, Reply, ReplyError
 from quad4fhe.serve.client import Remote
 from serving import inside, small_fit
+from standins import SHARED, stand_in
 
 RUNS, COUNT = 10, 32
 
@@ -91,6 +92,31 @@ def test_a_server_that_lies_is_detected_in_ten_runs_of_ten(fit: Fit, made: Plan,
             caught += 1
         assert len(remote.predict(X).decisions) == 100  # without canaries none of it is noticed
     assert caught == RUNS
+
+
+@pytest.mark.parametrize("name", ["breast_cancer", "shuttle"])
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_trained_models_raise_no_alarm_and_other_weights_do(trained, name: str, calibrated: bool) -> None:
+    data = trained(name)
+    model = QuadraticModel.shared(data.mlp, *SHARED[name])
+    X = data.X_cal[:1500].astype(np.float64)
+    honest = stand_in(model, X)
+    made = plan(honest, samples=2048, layout="batch", precision="fast", X=X if calibrated else None)
+    pairs = Known(X, model.logits(X))
+    answers = {"honest": evaluating(honest, made), "weights": evaluating(honest, made, scaled(model, 1.05))}
+    client = Client(made)
+    for _ in range(RUNS):
+        mixture = Mixture(made, X[:50], pairs, COUNT)
+        for name, answer in answers.items():
+            (block,) = mixture.blocks()
+            (request,) = client.stream(block)
+            _, reply = answer(0, b"".join(container.write_request(made, request)))
+            logits = client.decrypt(container.read_reply(made, io.BytesIO(reply)))
+            if name == "honest":
+                mixture.read(logits)
+            else:
+                with pytest.raises(ReplyError, match="canaries have other logits"):
+                    mixture.read(logits)
 
 
 def test_what_the_server_sees_does_not_depend_on_the_canaries_outcome(fit: Fit, made: Plan, key, known: Known) -> None:
