@@ -113,6 +113,11 @@ class Plan:
         """What the client takes off every feature before encoding, shape (d,)."""
         return nearest_zero(self.domain.box)
 
+    @cached_property
+    def reach(self) -> float:
+        """The largest size of a shifted feature anywhere in the box."""
+        return float(np.abs(self.domain.box - self.shift).max())
+
     @property
     def packing(self) -> Packing:
         """Where things lie in layout packed."""
@@ -164,9 +169,9 @@ def _check_ranges(plan: Plan) -> None:
     ):
         if not fine:
             raise InputError(f"the {name} of this plan can't be right; plan again")
-    # SEAL refuses a value that is too large to encode, and it encodes values of up to 64 bits by another path than
-    # larger ones. A client must not fail, or take longer, depending on a sample, so every point of the box has to fit.
-    reach = max(1.0, float(np.abs(domain.box - plan.shift).max()))
+    # Values that are too large can't be encoded, and values of more than a word only by a slower path. A client must
+    # not fail, or take longer, depending on a sample, so every point of the box has to fit.
+    reach = max(1.0, plan.reach)
     bits = scales.x + math.log2(reach)
     if bits > min(ENCODED_BITS, plan.chain.modulus.bit_length() - 3):
         raise InputError(
