@@ -64,7 +64,7 @@ def test_the_way_a_request_is_encoded_does_not_depend_on_samples(layout, bits: i
 
 @pytest.mark.parametrize("bits", [30, 45, 55, 60])
 def test_every_way_encodes_the_same_numbers(bits: int) -> None:
-    key = SecretKey(Context(chain(8192, (58, 58, 40), 60)))
+    key = SecretKey(Context(chain(8192, (56, 56, 40), 60)))
     values = np.random.default_rng(0).uniform(-1, 1, size=(5, 4096))
     values[2] = 0.0
     for reach in (None, 1.0, 2.0):
