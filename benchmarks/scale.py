@@ -112,7 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         folder = Path(place) / "requests"
         X = np.zeros((1, options.shape[0])).clip(*plan.domain.box)
-        write_requests(plan, keys.generate(plan.chain), X, folder)
+        write_requests(plan, keys.generate(plan), X, folder)
         first = folder / "00000000.request"
         for i in range(1, options.requests):
             os.link(first, folder / f"{i:08d}.request")

@@ -103,7 +103,7 @@ def test_a_plan_file_that_was_tampered_with_is_refused(small_plan: Plan) -> None
         (lambda d: d["chain"].update(special=d["chain"]["primes"][0]), "distinct"),
         (lambda d: d.update(version=2), "version"),
         (lambda d: d.update(layout="diagonal"), "not a plan"),
-        (lambda d: d.update(per_request=3), "divide"),
+        (lambda d: d.update(per_request=3), "one a slot"),
         (lambda d: d["domain"].update(low=d["domain"]["low"][:-1]), "features"),
     ):
         data = json.loads(json.dumps(small_plan.to_dict()))

@@ -207,7 +207,7 @@ def key_files(data: bytes) -> bool:
 
     def read() -> None:
         found = keys.load(path)
-        found.open(found.chain)
+        found.open(found.plan)
 
     return not _refused(read)
 
@@ -215,7 +215,7 @@ def key_files(data: bytes) -> bool:
 @cache
 def key_seeds() -> list[bytes]:
     """A key without and one with a passphrase."""
-    made = keys.generate(plans()["batch"].chain)
+    made = keys.generate(plans()["batch"])
     out = []
     for name, passphrase in (("plain.key", None), ("locked.key", "word")):
         path = folder() / name

@@ -144,9 +144,9 @@ def test_residues_of_another_shape_are_not_written(plans) -> None:
 
 
 def test_a_plan_with_a_malformed_model_id_is_refused(plans) -> None:
-    made = replace(plans["batch"], model_id="../../etc")
-    with pytest.raises(InputError, match="64 hexadecimal"):
-        container.read_reply(made, io.BytesIO(bytes(100_000)))
+    for wrong in ("../../etc", "AB" * 32, "ab" * 31):
+        with pytest.raises(InputError, match="the model id of this plan"):
+            replace(plans["batch"], model_id=wrong)
 
 
 def signed(data: bytes | bytearray) -> bytes:

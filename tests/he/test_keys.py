@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import pickle
 import resource
@@ -10,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from quad4fhe import Client, InputError
-from quad4fhe.circuit.chain import Chain, chain
 from quad4fhe.circuit.plan import plan
 from quad4fhe.he import keys
 from quad4fhe.he.session import Server
 from standins import random_model, random_samples, stand_in
 
-SMALL = chain(4096, (31, 31), None)
+SMALL = plan(stand_in(random_model(3, 8, 3), random_samples(200, 3)), samples=4, layout="batch", precision="fast")
 REAL = dict(keys._SCRYPT)
 
 
@@ -36,7 +36,7 @@ def test_a_key_comes_back_as_it_was(tmp_path: Path, passphrase: str | None) -> N
     file = tmp_path / "own.key"
     keys.save(key, file, passphrase)
     back = keys.load(file, passphrase)
-    assert (back.chain, back.salt, back.created, back.secret) == (key.chain, key.salt, key.created, key.secret)
+    assert (back.plan, back.salt, back.created, back.secret) == (key.plan, key.salt, key.created, key.secret)
     assert back.key_id == key.key_id
     assert len(key.secret) == len(back.open(SMALL).to_bytes())
     assert list(tmp_path.iterdir()) == [file]
@@ -47,7 +47,7 @@ def test_a_key_comes_back_as_it_was(tmp_path: Path, passphrase: str | None) -> N
 def test_a_client_with_a_stored_key_decides_across_restarts(tmp_path: Path, layout) -> None:
     fit = stand_in(random_model(3, 8, 3), random_samples(200, 3))
     made = plan(fit, samples=4, layout=layout, precision="fast")
-    keys.save(keys.generate(made.chain), tmp_path / "own.key")
+    keys.save(keys.generate(made), tmp_path / "own.key")
     X = random_samples(3, 3).clip(*fit.box)
     first, second = (Client(made, keys.load(tmp_path / "own.key")) for _ in range(2))
     assert first.key_id == second.key_id
@@ -163,10 +163,17 @@ def test_a_wrong_or_missing_passphrase_is_refused(tmp_path: Path) -> None:
         keys.save(keys.generate(SMALL), tmp_path / "two.key", "")
 
 
-def test_a_key_of_another_chain_is_refused() -> None:
-    key = keys.generate(SMALL)
-    with pytest.raises(InputError, match="make a key for this plan"):
-        key.open(Chain(SMALL.ring, SMALL.primes[:1], SMALL.special, keys=False))
+def test_a_key_opens_for_the_plan_it_was_made_for_and_no_other(tmp_path: Path) -> None:
+    keys.save(keys.generate(SMALL), tmp_path / "own.key")
+    key = keys.load(tmp_path / "own.key")
+    wider = dataclasses.replace(SMALL.domain, low=tuple(low - 1e-9 for low in SMALL.domain.low))
+    other = dataclasses.replace(SMALL, domain=wider)
+    assert other.chain == SMALL.chain
+    with pytest.raises(InputError, match="this key is for plan"):
+        Client(other, key)
+    Client(SMALL, key)
+    fresh, _ = keys.rotate(tmp_path / "own.key")
+    assert fresh.plan == SMALL
 
 
 def test_two_keys_of_one_chain_have_two_names_and_none_shows_the_secret() -> None:

@@ -57,7 +57,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Given
         X = drawn[ordered[:, -1] - ordered[:, -2] > 0.02][:n]  # encryption is approximate: no near ties
         assert len(X) == n
         folder = tmp_path_factory.mktemp(layout) / "requests"
-        key = keys.generate(plan.chain)
+        key = keys.generate(plan)
         write_requests(plan, key, X, folder)
         return Given(fit, plan, key, X, folder)
 
@@ -292,8 +292,21 @@ def test_requests_of_others_are_not_written_over(batch: Given, tmp_path: Path) -
     other.mkdir()
     shutil.copy(batch.folder / "00000000.request", other)
     with pytest.raises(InputError, match="choose an empty folder"):
-        write_requests(batch.plan, keys.generate(batch.plan.chain), batch.X, other)
+        write_requests(batch.plan, keys.generate(batch.plan), batch.X, other)
     assert {path.name: path.read_bytes() for path in batch.folder.iterdir()} == before
+
+
+def test_a_key_writes_requests_for_its_own_plan_only_and_nothing_for_a_sample_outside(
+    batch: Given, tmp_path: Path
+) -> None:
+    other = make_plan(batch.fit, samples=4, layout=batch.plan.layout, precision="fast", box=2 * batch.fit.box)
+    with pytest.raises(InputError, match="this key is for plan"):
+        write_requests(other, batch.key, batch.X, tmp_path / "new")
+    X = batch.X.copy()
+    X[-1, 2] = 2 * batch.fit.box[1, 2]
+    with pytest.raises(InputError, match="outside the box"):
+        write_requests(batch.plan, batch.key, X, tmp_path / "new")
+    assert not list(tmp_path.glob("new*"))
 
 
 def test_replies_that_are_missing_swapped_or_damaged_are_named_and_not_returned(batch: Given) -> None:
@@ -315,7 +328,7 @@ def test_replies_are_read_with_the_same_data_and_key_only(batch: Given, tmp_path
     with pytest.raises(InputError, match="other samples"):
         next(read_replies(batch.key, batch.X[1:], batch.folder, replies))
     with pytest.raises(InputError, match="was encrypted with key"):
-        next(read_replies(keys.generate(batch.plan.chain), batch.X, batch.folder, replies))
+        next(read_replies(keys.generate(batch.plan), batch.X, batch.folder, replies))
     with pytest.raises(InputError, match=r"index is missing"):
         next(read_replies(batch.key, batch.X, tmp_path / "elsewhere", replies))
     with pytest.raises(InputError, match="is no folder"):

@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fit, Path, bytes]:
     fit.save(place / "fit.safetensors")
     plan = make_plan(fit, samples=2048, layout="batch", precision="fast")
     folder = place / "requests"
-    write_requests(plan, keys.generate(plan.chain), np.clip(np.zeros((1, 16)), *fit.box), folder)
+    write_requests(plan, keys.generate(plan), np.clip(np.zeros((1, 16)), *fit.box), folder)
     for i in range(1, COPIES):
         shutil.copy(folder / "00000000.request", folder / f"{i:08d}.request")
     with (folder / "00000000.request").open("rb") as file:

@@ -63,7 +63,10 @@ def test_keygen_and_query_give_the_models_decisions(running, fit, data, tmp_path
     assert [int(line.split(",")[0]) for line in (tmp_path / "out.csv").read_text().splitlines()[1:]] == wanted
     code, out, _ = run(capsys, "query", running.url, data, "--layout", layout)
     assert code == 0
-    assert f"--model {fit.model.sha256}" in out.replace("\n", "")
+    assert f"quad4fhe keygen own.key --server {running.url}" in out.replace("\n", "")
+    code, out, _ = run(capsys, "query", running.url, data, *options)
+    assert code == 0
+    assert "keygen" not in out
 
 
 def test_keygen_for_a_plan_then_rotation(fit, tmp_path, capsys) -> None:
@@ -85,6 +88,11 @@ def test_samples_outside_the_box_are_refused_or_clipped(running, fit, tmp_path, 
     np.savez(tmp_path / "far.npz", X=np.full((2, 3), 1e6))
     code, _, err = run(capsys, "query", running.url, tmp_path / "far.npz")
     assert code == 2
+    assert "feature 0 must lie in" in err
+    assert "Pin the plan before you ask again" in err
+    assert run(capsys, "keygen", tmp_path / "own.key", "--server", running.url, "--layout", "batch")[0] == 0
+    code, _, err = run(capsys, "query", "http://127.0.0.1:1", tmp_path / "far.npz", "--key", tmp_path / "own.key")
+    assert code == 2  # nobody listens there: the samples are refused before anything is sent
     assert "feature 0 must lie in" in err
     code, out, _ = run(capsys, "query", running.url, tmp_path / "far.npz", "--clip", "--json")
     assert code == 0

@@ -148,11 +148,12 @@ def test_a_restarted_server_is_found_again_and_given_the_keys_again(fitted, tmp_
     words = (file, "--precision", "fast", "--samples", "4", "--workers", "1", "--port", str(port))
     X = inside(fit, 2)
     with RunningServer(*words) as first:
-        remote = Remote(first.url, model=fit.model.sha256, layout="packed", patience=90)
-        key = keys.generate(remote.plan.chain)
-        assert remote.predict(X, key=key).key_bytes > 0
+        with Remote(first.url, model=fit.model.sha256, layout="packed") as unpinned:
+            key = keys.generate(unpinned.plan)
+        remote = Remote(first.url, key=key, patience=90)
+        assert remote.predict(X).key_bytes > 0
     with remote, ThreadPoolExecutor() as threads:
-        answer = threads.submit(remote.predict, X, key=key)  # nobody is there yet
+        answer = threads.submit(remote.predict, X)  # nobody is there yet
         time.sleep(0.5)
         with RunningServer(*words):
             found = answer.result(timeout=90)

@@ -65,10 +65,10 @@ def test_requests_in_flight_together_come_back_in_order(server, fits, concurrenc
     with Remote(server.url, model=fit.model.sha256, layout="packed") as remote:
         X = inside(fit, 6 * remote.plan.per_request + 1)
         done = []
-        found = remote.predict(X, concurrency=concurrency, progress=lambda what, n, total: done.append((n, total)))
+        found = remote.predict(X, concurrency=concurrency, progress=lambda *args: done.append(args))
     assert (found.decisions == fit.model.decide(X)).all()
     assert found.requests == 7
-    assert done == [(n, 7) for n in range(1, 8)]
+    assert done == [(what, n, 7) for what in ("encrypted inference", "decrypt") for n in range(1, 8)]
 
 
 def test_two_requests_are_in_flight_by_default_and_one_that_fails_ends_them_all(server, fits, monkeypatch) -> None:
@@ -104,9 +104,11 @@ def test_a_kept_key_is_given_to_the_server_once(server, fits, layout, tmp_path: 
     fit = next(iter(fits.values()))
     X = inside(fit, 2)
     with Remote(server.url, model=fit.model.sha256, layout=layout) as remote:
-        keys.save(keys.generate(remote.plan.chain), tmp_path / "own.key")
-        first = remote.predict(X, key=keys.load(tmp_path / "own.key"))
-        second = remote.predict(X, key=keys.load(tmp_path / "own.key"))
+        keys.save(keys.generate(remote.plan), tmp_path / "own.key")
+    with Remote(server.url, key=keys.load(tmp_path / "own.key")) as remote:
+        first = remote.predict(X)
+    with Remote(server.url, key=keys.load(tmp_path / "own.key")) as remote:
+        second = remote.predict(X)
     assert (first.key_bytes > 0) == (layout == "packed")
     assert second.key_bytes == 0
     assert (second.decisions == fit.model.decide(X)).all()
@@ -137,9 +139,10 @@ def test_nothing_that_travels_holds_a_feature_or_repeats(server, fits, layout, m
     X = np.repeat(inside(fit, 1), 2, axis=0)
     capture = Capture(monkeypatch)
     with Remote(server.url, model=fit.model.sha256, layout=layout) as remote:
-        key = keys.generate(remote.plan.chain)
+        key = keys.generate(remote.plan)
+    with Remote(server.url, key=key) as remote:
         for _ in range(2):
-            remote.predict(X, key=key)
+            remote.predict(X)
     scale = 2.0**remote.plan.scales.x
     values = np.concatenate([X[0], X[0] - remote.plan.shift])
     patterns = [np.float64(value).tobytes() for value in values if value]

@@ -19,6 +19,7 @@ SECURE_BITS = {1024: 26, 2048: 53, 4096: 106, 8192: 214, 16384: 430, 32768: 868}
 # SEAL itself checks by the Homomorphic Encryption Standard of 2018 and counts every prime, used or not.
 SEAL_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
 RINGS = (4096, 8192, 16384)
+MOST_PRIMES = 55  # 881 bits at N = 32768, where a prime 2 N k + 1 has at least 16
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Chain:
     def __post_init__(self) -> None:
         if self.ring not in SECURE_BITS:
             raise InputError(f"ring {self.ring} is not one of {', '.join(map(str, SECURE_BITS))}")
+        if len(self.primes) > MOST_PRIMES:  # before they are multiplied: a stranger may send a million
+            raise InputError(f"a chain of {len(self.primes)} primes; the security table has room for {MOST_PRIMES}")
         if len(set(self.every)) != len(self.every) or not self.primes:
             raise InputError(f"a chain needs one or more distinct primes and a special prime, got {self.every}")
         if self.special is None and (self.keys or len(self.primes) > 1):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,6 +40,8 @@ Layout = Literal["batch", "packed"]
 Precision = Literal["strict", "fast"]
 VERSION = 1
 _LARGEST_NUMBER = 2**200  # of any kind; nothing a plan says of a real model comes near
+ENCODED_BITS = 62  # of an encoded input: one word of SEAL's encoder, with a bit to spare
+LARGEST_MESSAGE = 2**31  # bytes of a reply, and of a client's evaluation keys
 
 
 class Fitted(Protocol):
@@ -81,6 +84,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise InputError(f"plan version {self.version}, this library reads version {VERSION}: plan again")
+        if len(self.domain.low) != self.shape.features or len(self.domain.high) != self.shape.features:
+            raise InputError(f"the domain has {len(self.domain.low)} features, the model {self.shape.features}")
         _check_ranges(self)
         if self.chain.keys != (self.layout == "packed"):
             counted = "counts" if self.chain.keys else "does not count"
@@ -88,12 +93,10 @@ class Plan:
                 f"layout {self.layout} with a chain that {counted} the special prime of evaluation keys; plan again"
             )
         # Overflow is silent, so a plan that could overflow must not exist, wherever it was read from.
-        if self.value_chain.modulus < 2 * self.domain.bound * 2.0**self.scales.out:
+        modulus = self.value_chain.modulus
+        if modulus < 2 * self.domain.bound * 2.0**self.scales.out or self.scales.out >= modulus.bit_length():
             raise InputError("this plan could overflow: its chain is too short for its scales and domain; plan again")
-        if not 1 <= self.per_request <= self.chain.slots or self.chain.slots % self.per_request:
-            raise InputError(f"{self.per_request} samples a request do not divide {self.chain.slots} slots")
-        if len(self.domain.low) != self.shape.features or len(self.domain.high) != self.shape.features:
-            raise InputError(f"the domain has {len(self.domain.low)} features, the model {self.shape.features}")
+        _check_layout(self)
 
     @property
     def value_chain(self) -> Chain:
@@ -109,6 +112,11 @@ class Plan:
     def shift(self) -> Array:
         """What the client takes off every feature before encoding, shape (d,)."""
         return nearest_zero(self.domain.box)
+
+    @cached_property
+    def reach(self) -> float:
+        """The largest size of a shifted feature anywhere in the box."""
+        return float(np.abs(self.domain.box - self.shift).max())
 
     @property
     def packing(self) -> Packing:
@@ -146,16 +154,53 @@ def _check_ranges(plan: Plan) -> None:
     if not all(abs(number) < _LARGEST_NUMBER for number in _numbers(plan.to_dict())):
         raise InputError("a number of this plan is not finite, or too large to be true; plan again")
     scales, domain, shape = plan.scales, plan.domain, plan.shape
-    low, high = np.array(domain.low), np.array(domain.high)
     for name, fine in (
         ("scales", all(0 <= bits <= 100 for bits in (scales.x, scales.w, scales.v))),
         ("bound of the logits", 0 < domain.bound < np.inf),
-        ("box", low.shape != high.shape or bool(np.isfinite(low + high).all() and (low <= high).all())),
+        ("box", np.isfinite(domain.box).all() and (domain.box[0] <= domain.box[1]).all()),
         ("failure probability", 0 < plan.error.failure < 1),
-        ("shape", min(shape.features, shape.units, shape.outputs, plan.samples) >= 1),
+        (
+            "shape",
+            _in_range(shape.features, 2**16) and _in_range(shape.units, 2**16) and _in_range(shape.outputs, 2**12),
+        ),
+        ("number of samples", _in_range(plan.samples, 2**53)),
+        ("model id", len(plan.model_id) == 64 and set(plan.model_id) <= set("0123456789abcdef")),
+        ("primes", max(plan.chain.every) < 2**60),
     ):
         if not fine:
             raise InputError(f"the {name} of this plan can't be right; plan again")
+    # Values that are too large can't be encoded, and values of more than a word only by a slower path. A client must
+    # not fail, or take longer, depending on a sample, so every point of the box has to fit.
+    reach = max(1.0, plan.reach)
+    bits = scales.x + math.log2(reach)
+    if bits > min(ENCODED_BITS, plan.chain.modulus.bit_length() - 3):
+        raise InputError(
+            f"inputs up to {reach:.3g} do not fit at a scale of 2^{scales.x}: plan again, with a narrower box or with "
+            "standardised features"
+        )
+
+
+def _in_range(count: int, most: int) -> bool:
+    return 1 <= count <= most
+
+
+def _check_layout(plan: Plan) -> None:
+    """Refuse what the layout can't be, and messages of absurd sizes: a client reads as much as its plan allows."""
+    chain, per_request = plan.chain, plan.per_request
+    if plan.layout == "batch":
+        # Fewer would let a plan's author choose how many requests, and so how many observations, a query consists of.
+        if per_request != chain.slots:
+            raise InputError(f"layout batch has {chain.slots} samples a request, one a slot, not {per_request}")
+        if max(chain.primes) >= 2**32:
+            raise InputError("layout batch has primes of at most 32 bits; plan again")
+        largest = plan.shape.outputs * 3 * len(chain.primes) * chain.ring * 4
+    else:
+        if not 1 <= per_request <= chain.slots or chain.slots % per_request:
+            raise InputError(f"{per_request} samples a request do not divide {chain.slots} slots")
+        keys = 1 + len(plan.packing.steps())
+        largest = keys * len(chain.primes) * 2 * (len(chain.primes) + 1) * chain.ring * 8
+    if largest > LARGEST_MESSAGE:
+        raise InputError(f"this plan has messages of {largest} bytes, the most is {LARGEST_MESSAGE}; plan again")
 
 
 def _numbers(value: Any) -> Iterator[float]:

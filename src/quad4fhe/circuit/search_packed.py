@@ -107,6 +107,7 @@ def _packed(question: Question, slot_bound: float, made: Chain, packing: Packing
     # The first product and the features themselves must not wrap either, partial sums over features included.
     sums = float((np.abs(circuit.W) @ question.reach + np.abs(circuit.t)).max())
     widest = math.log2(math.prod(made.primes[:-1])) - 2 - math.log2(max(sums, float(question.reach.max()), 1.0))
+    widest = min(widest, 62 - math.log2(max(float(question.reach.max()), 1.0)))  # `plan.ENCODED_BITS`
     tried = [Scales(x, 0, min(52, room - 2 * x)) for x in range(20, 53) if room - 2 * x >= 20 and x <= widest]
     if not tried:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 
 import quad4fhe
 from quad4fhe._arrays import samples as checked_samples
-from quad4fhe._files import check_place
+from quad4fhe._files import check_place, write_atomically
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.domain import widened
 from quad4fhe.cli.app import (
@@ -123,13 +124,17 @@ def predict_command(
         bool, typer.Option("--clip", help="Move samples outside the box to its edge and count them.")
     ] = False,
     calib: CalibOption = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Write decisions and logits as CSV; with X for `query --known`: .npz."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Decide DATA with the polynomial model of FIT, in the clear or encrypted.
 
     With --encrypted the samples are really encrypted, evaluated and decrypted, all on this machine. Encrypted inputs
-    must lie in the box of the calibration data: --widen makes it larger, --clip moves what lies outside to its edge.
+    must lie in the box of the calibration data: --widen makes it larger, --clip moves what lies outside to its edge and
+    says how many decisions that changed.
 
     Example: quad4fhe predict fit.safetensors test.npz -o decisions.csv
     quad4fhe predict fit.safetensors test.npz --encrypted --widen 0.5 --clip
@@ -138,6 +143,9 @@ def predict_command(
         check_place(out)
     if not encrypted and (clip or widen or calib is not None):
         raise InputError("--clip, --widen and --calib are about encryption; add --encrypted, or leave them out")
+    archive = out is not None and out.suffix == ".npz"
+    if encrypted and archive:
+        raise InputError("an .npz holds exact logits, for canaries: leave --encrypted out, or write a .csv")
     with Reporter() as progress:
         fitted = Fit.load(fit_file)
         X, y = read_samples(data, "test")
@@ -147,7 +155,11 @@ def predict_command(
             prediction = predict_encrypted(fitted, made, X, clip=clip, progress=progress)
         else:
             prediction = Prediction(fitted.predict(X), fitted.model.logits(X))
-    if out is not None:
+    if out is not None and archive:
+        buffer = io.BytesIO()
+        np.savez(buffer, X=X, decisions=prediction.decisions, logits=prediction.logits)
+        write_atomically(out, buffer.getvalue())
+    elif out is not None:
         write_text(out, csv_text(prediction))
     if json:
         print_json(prediction.to_dict())

@@ -14,9 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
+from quad4fhe._arrays import tensor
 from quad4fhe._files import check_place, opened, parsing
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
+from quad4fhe.circuit.plan import Plan
 from quad4fhe.cli.app import JsonFlag, app, print_json, print_table, say, write_text
 from quad4fhe.cli.encrypted import LayoutName, PrecisionName, PrecisionOption, WidenOption, csv_text, make_plan
 from quad4fhe.cli.scoring import EngineName
@@ -24,6 +26,7 @@ from quad4fhe.data.files import read_samples
 from quad4fhe.errors import InputError
 from quad4fhe.fit import Fit
 from quad4fhe.he import keys
+from quad4fhe.he.canaries import Known
 from quad4fhe.he.predict import Prediction
 from quad4fhe.he.secrecy import private_line
 from quad4fhe.scoring.batches import read_plan
@@ -70,8 +73,9 @@ def keygen_command(
 ) -> None:
     """Make a secret key, for its owner's eyes only; it stays on this machine.
 
-    A key belongs to the primes of one plan: say which with --plan or --server. An existing key is never overwritten;
-    --rotate puts a new one in its place and keeps the old under a dated name.
+    A key belongs to one plan, which the file keeps: `query --key` uses that plan and no other. Say which with --plan,
+    or take the server's with --server and compare its hash with the one that the model's owner tells you. An existing
+    key is never overwritten; --rotate puts a new one in its place and keeps the old under a dated name.
 
     Example: quad4fhe keygen own.key --server https://host:8443 --token-file token --ask-passphrase
     quad4fhe keygen own.key --plan plan.json
@@ -84,16 +88,18 @@ def keygen_command(
         made, kept = keys.rotate(key, passphrase)
     else:
         if plan is not None:
-            chain = read_plan(plan).chain
+            wanted = read_plan(plan)
         else:
-            with _remote(str(server), model, layout, token_file, ca, 60.0) as remote:
-                chain = remote.plan.chain
-        made = keys.generate(chain)
+            with _remote(str(server), None, None, model, layout, token_file, ca, 60.0) as remote:
+                wanted = remote.plan
+        made = keys.generate(wanted)
         keys.save(made, key, passphrase)
     if json:
-        print_json({"key_id": made.key_id.hex(), "file": str(key), "kept": None if kept is None else str(kept)})
+        names = {"key_id": made.key_id.hex(), "plan": made.plan.sha256.hex(), "model": made.plan.model_id}
+        print_json(names | {"file": str(key), "kept": None if kept is None else str(kept)})
         return
     lines = [("key", str(key)), ("id", made.key_id.hex()), ("ring", f"N = {made.chain.ring}")]
+    lines += [("plan", made.plan.sha256.hex()), ("model", made.plan.model_id)]
     print_table("secret key", lines + ([] if kept is None else [("old key", str(kept))]))
 
 
@@ -211,61 +217,82 @@ def query_command(
     ] = False,
     patience: Annotated[float, typer.Option(help="Seconds one message may take, attempts included.")] = 120.0,
     plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="URL is a folder: write encrypted requests there, for this plan.")
+        Path | None,
+        typer.Option("--plan", help="Use this plan and no other; for a folder: write encrypted requests there."),
     ] = None,
     replies: Annotated[
         Path | None, typer.Option(help="URL is a folder of requests: read their replies from this one.")
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Requests in flight at once.", min=1)] = 2,
+    canaries: Annotated[
+        int,
+        typer.Option(help="Hide this many samples of --known in each request (layout batch) and check them.", min=0),
+    ] = 0,
+    known: Annotated[
+        Path | None, typer.Option(help="Samples with their logits (`predict FIT DATA -o known.npz`), for --canaries.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Encrypt DATA here, let the server at URL decide, decrypt here.
 
-    Never send the decrypted logits back to the server: SECURITY.md says why. --model accepts one model only.
+    Never send the decrypted logits back to the server: SECURITY.md says why. A key (`keygen`) or --plan pins the plan:
+    samples outside its box are refused before anything is sent. A plan that is not pinned is the server's own, and
+    everything is sent before samples outside are reported. --canaries finds out a server that computes something else.
     Without a server: write requests into a folder (--plan), have it answered (`score`), read the replies (--replies).
 
     Example: quad4fhe query http://127.0.0.1:8443 test.npz -o decisions.csv
-    quad4fhe query https://host:8443 test.npz --key own.key --token-file token --model ID
+    quad4fhe query https://host:8443 test.npz --key own.key --token-file token
+    quad4fhe query https://host:8443 test.npz --key own.key --canaries 32 --known known.npz
     quad4fhe query batches test.npz --plan plan.json --key own.key
     quad4fhe query batches test.npz --replies replies --key own.key
     """
     if out is not None:
         check_place(out)
-    if plan_file is not None or replies is not None:
+    if replies is not None or (plan_file is not None and not url.startswith(("http://", "https://"))):
+        if canaries or known is not None:
+            raise InputError("--canaries and --known are for a server; leave them out for requests in a folder")
         _query_folder(url, data, plan_file, replies, key, passphrase_file, ask_passphrase, clip, out, json)
         return
     if Path(url).is_dir():
         raise InputError(f"{url} is a folder: add --plan to write requests there, or --replies to read the answers")
     stored = None if key is None else keys.load(key, _passphrase(passphrase_file, ask_passphrase, confirm=False))
-    X, _ = read_samples(data, "test")
-    with Reporter() as progress, _remote(url, model, layout, token_file, ca, patience) as remote:
-        found = remote.predict(X, key=stored, clip=clip, concurrency=concurrency, progress=progress)
-        plan = remote.plan
+    pinned = None if plan_file is None else read_plan(plan_file)
+    X = tensor(
+        "X", read_samples(data, "test")[0], 2
+    )  # before the server hears of it: NaN in a sample is no news for it
+    pairs = None if known is None else Known.load(known)
+    with Reporter() as progress, _remote(url, pinned, stored, model, layout, token_file, ca, patience) as remote:
+        found = remote.predict(X, clip=clip, known=pairs, canaries=canaries, concurrency=concurrency, progress=progress)
+        plan, trusted = remote.plan, remote.pinned
     prediction = Prediction(found.decisions, found.logits)
     if out is not None:
         write_text(out, csv_text(prediction))
     if json:
         bill = {
             name: getattr(found, name)
-            for name in ("requests", "upload_bytes", "download_bytes", "key_bytes", "clipped", "seconds")
+            for name in ("requests", "upload_bytes", "download_bytes", "key_bytes", "clipped", "canaries", "seconds")
         }
         print_json(
-            {"model": plan.model_id, "layout": plan.layout, **bill}
+            {"model": plan.model_id, "layout": plan.layout, "plan": plan.sha256.hex(), "pinned": trusted, **bill}
             | {"decisions": found.decisions.tolist(), "logits": found.logits.tolist()}
         )
         return
     lines = [prediction.summary()[0], ("model", plan.model_id)]
     lines.append(("how", f"encrypted with CKKS, layout {plan.layout}, ring N = {plan.chain.ring}"))
     if found.clipped:
-        lines.append(("clipped", f"{found.clipped} samples lay outside the box and were moved to its edge"))
+        lines.append(
+            ("clipped", f"{found.clipped} samples lay outside the box and were decided at its edge, not as given")
+        )
+    if found.canaries:
+        lines.append(("canaries", f"{found.canaries} in each request, all with the logits that were known"))
     keyed = f", {readable_bytes(found.key_bytes)} of keys once" if found.key_bytes else ""
     traffic = f"{readable_bytes(found.upload_bytes)} up, {readable_bytes(found.download_bytes)} down"
     lines.append(("traffic", f"{traffic} in {found.requests} requests{keyed}"))
     lines.append(("time", readable_seconds(found.seconds)))
     print_table("answers", lines)
-    if model is None:
-        say(f"To accept this model only, from now on: --model {plan.model_id}")
+    if not trusted:
+        say(f"To accept one plan only from now on: quad4fhe keygen own.key --server {url}, then query --key own.key")
     if out is not None:
         say(f"Decisions and logits are in {out}.")
 
@@ -285,7 +312,7 @@ def _query_folder(
     from quad4fhe.cli.scoring import read_folder, write_folder
 
     if folder.startswith(("http://", "https://")):
-        raise InputError("--plan and --replies are for requests in a folder; leave them out for a server")
+        raise InputError("--replies is for requests in a folder; leave it out for a server")
     if key is None:
         raise InputError("requests in files are read back later, so their key is kept: add --key (see keygen --plan)")
     stored = keys.load(key, _passphrase(passphrase_file, ask_passphrase, confirm=False))
@@ -301,7 +328,14 @@ def _query_folder(
 
 
 def _remote(
-    url: str, model: str | None, layout: QueryLayout | None, token_file: Path | None, ca: Path | None, patience: float
+    url: str,
+    plan: Plan | None,
+    key: keys.StoredKey | None,
+    model: str | None,
+    layout: QueryLayout | None,
+    token_file: Path | None,
+    ca: Path | None,
+    patience: float,
 ) -> Any:
     from quad4fhe.serve.client import Remote
 
@@ -311,7 +345,7 @@ def _remote(
         with opened(ca), parsing("the certificate", "give a PEM file"):
             trust = ssl.create_default_context(cafile=str(ca))
     chosen = None if layout is None else layout.value
-    return Remote(url, model=model, layout=chosen, token=token, verify=trust, patience=patience)
+    return Remote(url, plan=plan, key=key, model=model, layout=chosen, token=token, verify=trust, patience=patience)
 
 
 def _first_line(file: Path, what: str) -> str:

@@ -34,10 +34,10 @@ def chunk_features(chain: Chain) -> int:
     return max(1, CHUNK_BYTES // (8 * len(chain.primes) * chain.ring))
 
 
-def encrypt(key: SecretKey, Z: Array, log2_scale: int) -> Iterator[Residues]:
+def encrypt(key: SecretKey, Z: Array, log2_scale: int, reach: float | None = None) -> Iterator[Residues]:
     """Encrypt shifted samples Z (n <= slots, d) feature by feature; yields (features, 2, primes, N) chunks.
 
-    Unused slots hold z = 0, a point of the box, so they obey the same bound as the samples.
+    Unused slots hold z = 0, a point of the box, so they obey the same bound as the samples: `reach`, see `dithered`.
     """
     chain, scale = key.context.chain, 2.0**log2_scale
     n, d = Z.shape
@@ -49,7 +49,7 @@ def encrypt(key: SecretKey, Z: Array, log2_scale: int) -> Iterator[Residues]:
             features = range(first, min(first + _ENCODED, stop))
             slots = np.zeros((len(features), chain.slots))
             slots[:, :n] = Z[:, features.start : features.stop].T
-            for i, plain in zip(features, key.context.dithered(slots, scale), strict=True):
+            for i, plain in zip(features, key.context.dithered(slots, scale, reach=reach), strict=True):
                 out[i - start] = key.encrypt_plain(plain)
         yield out
 

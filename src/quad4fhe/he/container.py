@@ -185,19 +185,9 @@ def read_keys(plan: Plan, stream: Readable) -> tuple[bytes, EvaluationKeys]:
     return header.key, EvaluationKeys(relin, context.switching_bytes(words[1:], plan.packing.steps()))
 
 
-def _model(plan: Plan) -> bytes:
-    try:
-        found = bytes.fromhex(plan.model_id)
-    except ValueError:
-        found = b""
-    if len(found) != 32:
-        raise InputError(f"the plan's model id is {plan.model_id[:80]!r}, wanted 64 hexadecimal digits: plan again")
-    return found
-
-
 def _write(plan: Plan, kind: Kind, header: Header, chunks: Iterable[NDArray[Any]]) -> Iterator[bytes]:
     wanted = form(plan, kind)
-    fields = (plan.sha256, _model(plan), header.key, header.nonce, *wanted.shape, wanted.payload)
+    fields = (plan.sha256, bytes.fromhex(plan.model_id), header.key, header.nonce, *wanted.shape, wanted.payload)
     if (header.plan, header.model) != (plan.sha256, plan.model_id) or (len(header.key), len(header.nonce)) != (16, 16):
         raise InputError("the header belongs to another plan or model; encrypt again with this plan")
     first = _HEADER.pack(MAGIC, VERSION, kind, wanted.width, *fields)
@@ -229,7 +219,7 @@ def _fields(data: bytes) -> tuple[Kind, int, tuple[Any, ...]]:
 
 def _open(plan: Plan, kind: Kind, stream: Readable) -> tuple[Header, Any]:
     """Read the first bytes, refuse what is not exactly what this plan prescribes, and start the digest."""
-    wanted, own = form(plan, kind), _model(plan)
+    wanted, own = form(plan, kind), bytes.fromhex(plan.model_id)
     data = bytes(_exactly(stream, HEADER_BYTES))
     found, width, fields = _fields(data)
     if found is not kind:

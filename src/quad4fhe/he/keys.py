@@ -1,8 +1,9 @@
 """Secret keys on the client's disk: made, kept, protected, rotated.
 
 Decides the file's layout and permissions, and what is refused (overwriting, files that others can read, a key of
-another chain). The key itself is SEAL's, the passphrase is scrypt and AES-GCM of `cryptography`. Nothing here sends
-anything, and `container` has no kind for a secret key.
+another plan). A key belongs to one plan and carries it, so that no server can replace the plan. The key itself is
+SEAL's, the passphrase is scrypt and AES-GCM of `cryptography`. Nothing here sends anything, and `container` has no kind
+for a secret key.
 
     magic 8 | version u16 | length of the head u32 | head: JSON, then
     without a passphrase: SEAL's bytes | SHA-256 of all before it (against damage, not against people)
@@ -25,15 +26,16 @@ from typing import Any, NoReturn
 import msgspec
 
 from quad4fhe.circuit.chain import Chain
+from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.he.secrecy import forbid_core_dumps
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"Q4KEY\r\n\x1a"
 _FIRST = struct.Struct("<8sHI")
 _SALT, _NONCE, _TAG, _DIGEST = 16, 12, 16, 32
-_LARGEST = 2**24  # bytes; the largest chain of the security table needs a third of it
+_LARGEST = 2**26  # bytes; the largest chain of the security table takes 6 MB, a plan of many features a few more
 # RFC 7914 calls these N, r, p. 128 MiB and under a second; they are fixed by the version, so a file can't lower them.
 _SCRYPT = {"n": 2**17, "r": 8, "p": 1}
 
@@ -41,7 +43,7 @@ _SCRYPT = {"n": 2**17, "r": 8, "p": 1}
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a key file says in the clear."""
 
-    chain: Chain
+    plan: Plan
     salt: str
     created: str
     passphrase: bool
@@ -49,28 +51,36 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False)
 class StoredKey:
-    """A secret key that can be kept: SEAL's bytes, the chain it belongs to, and public facts that name it."""
+    """A secret key that can be kept: SEAL's bytes, the plan it was made for, and public facts that name it."""
 
-    chain: Chain
+    plan: Plan
     salt: bytes
     created: str
     secret: bytes = field(repr=False)
 
     @property
-    def key_id(self) -> bytes:
-        """Its name: a hash of the chain and a random public salt. It says nothing about the key."""
-        text = msgspec.json.encode(self.chain)
-        return hashlib.sha256(b"quad4fhe-key-1" + text + self.salt).digest()[:16]
+    def chain(self) -> Chain:
+        """The chain of its plan."""
+        return self.plan.chain
 
-    def open(self, chain: Chain) -> SecretKey:
-        """The key, ready for use; raises InputError if it was made for another chain."""
-        if chain != self.chain:
+    @property
+    def key_id(self) -> bytes:
+        """Its name: a hash of the plan's hash and a random public salt. It says nothing about the key."""
+        return hashlib.sha256(b"quad4fhe-key-2" + self.plan.sha256 + self.salt).digest()[:16]
+
+    def require_plan(self, plan: Plan) -> None:
+        """Raise InputError unless the key was made for this very plan."""
+        if plan.sha256 != self.plan.sha256:
             raise InputError(
-                f"this key is for ring {self.chain.ring} with {len(self.chain.primes)} primes, the plan has ring "
-                f"{chain.ring} with {len(chain.primes)}, or other primes: make a key for this plan (keygen)"
+                f"this key is for plan {self.plan.sha256.hex()[:12]}, not for plan {plan.sha256.hex()[:12]}: "
+                "use that one, or make a key for the new one (keygen)"
             )
+
+    def open(self, plan: Plan) -> SecretKey:
+        """The key, ready for use; raises InputError if it was made for another plan."""
+        self.require_plan(plan)
         try:
-            return SecretKey(Context(chain), self.secret)
+            return SecretKey(Context(plan.chain), self.secret)
         except (ValueError, RuntimeError):
             raise InputError("the key file holds no valid secret key of its chain; make a new one (keygen)") from None
 
@@ -78,10 +88,10 @@ class StoredKey:
         raise TypeError("a secret key is not pickled, copied to another process or sent")
 
 
-def generate(chain: Chain) -> StoredKey:
-    """A fresh secret key for a chain."""
+def generate(plan: Plan) -> StoredKey:
+    """A fresh secret key for a plan."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return StoredKey(chain, secrets.token_bytes(32), now, SecretKey(Context(chain)).to_bytes())
+    return StoredKey(plan, secrets.token_bytes(32), now, SecretKey(Context(plan.chain)).to_bytes())
 
 
 def save(key: StoredKey, path: str | Path, passphrase: str | None = None) -> None:
@@ -104,18 +114,18 @@ def load(path: str | Path, passphrase: str | None = None) -> StoredKey:
         secret = _unlock(target, first, body, passphrase)
     else:
         secret = body
-    return StoredKey(head.chain, bytes.fromhex(head.salt), head.created, secret)
+    return StoredKey(head.plan, bytes.fromhex(head.salt), head.created, secret)
 
 
 def rotate(path: str | Path, passphrase: str | None = None) -> tuple[StoredKey, Path]:
-    """Put a fresh key of the same chain in the place of an old one; returns it and where the old one is kept.
+    """Put a fresh key of the same plan in the place of an old one; returns it and where the old one is kept.
 
     The passphrase must be the old file's, and protects the new one too. Replies to open requests need the old key.
     """
     target = Path(path).resolve()  # a link stays a link
     old = load(target, passphrase)
     head, _, _ = _read(target)
-    fresh = generate(old.chain)
+    fresh = generate(old.plan)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     kept = target.with_name(f"{target.stem}.{stamp}-{old.key_id.hex()[:8]}{target.suffix}")
     data = _encode(fresh, passphrase if head.passphrase else None)
@@ -196,7 +206,7 @@ def _failed(path: Path, error: OSError) -> InputError:
 def _encode(key: StoredKey, passphrase: str | None) -> bytes:
     if passphrase == "":
         raise InputError("the passphrase is empty; give one, or none at all")
-    head = msgspec.json.encode(Head(key.chain, key.salt.hex(), key.created, passphrase is not None))
+    head = msgspec.json.encode(Head(key.plan, key.salt.hex(), key.created, passphrase is not None))
     first = _FIRST.pack(MAGIC, VERSION, len(head)) + head
     if passphrase is None:
         plain = first + key.secret
@@ -251,10 +261,10 @@ def _read(path: Path) -> tuple[Head, bytes, bytes]:
     try:
         head = msgspec.json.decode(first[_FIRST.size :], type=Head)
         salted = len(bytes.fromhex(head.salt)) == 32
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise wrong from None
     extra = _SALT + _NONCE + _TAG if head.passphrase else _DIGEST
-    if not salted or len(body) != SecretKey.size(head.chain) + extra:
+    if not salted or len(body) != SecretKey.size(head.plan.chain) + extra:
         raise wrong
     if head.passphrase:
         return head, first, body

@@ -47,8 +47,13 @@ def make_keys(key: SecretKey, packing: Packing) -> EvaluationKeys:
     return EvaluationKeys(key.relin_keys(), key.galois_keys(packing.steps()))
 
 
-def encrypt(key: SecretKey, Z: Array, packing: Packing, log2_scale: int) -> Iterator[Residues]:
-    """Encrypt shifted samples Z (n <= samples, d); yields one (2, primes, N) array per chunk of features."""
+def encrypt(
+    key: SecretKey, Z: Array, packing: Packing, log2_scale: int, reach: float | None = None
+) -> Iterator[Residues]:
+    """Encrypt shifted samples Z (n <= samples, d); yields one (2, primes, N) array per chunk of features.
+
+    `reach` bounds |Z| beforehand, see `dithered`.
+    """
     lies = packing.feature_at()
     for chunk in range(packing.chunks):
         features = np.zeros((packing.samples, packing.span))
@@ -56,7 +61,7 @@ def encrypt(key: SecretKey, Z: Array, packing: Packing, log2_scale: int) -> Iter
         features[: part.shape[0], : part.shape[1]] = part
         # (samples, width) to slots: sample s lies at p * samples + s.
         scale = 2.0**log2_scale
-        (plain,) = key.context.dithered(features[:, lies].T.reshape(1, -1), scale)
+        (plain,) = key.context.dithered(features[:, lies].T.reshape(1, -1), scale, reach=reach)
         yield key.encrypt_plain(plain)
 
 

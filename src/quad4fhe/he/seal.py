@@ -54,33 +54,43 @@ class Context:
             self.evaluator.mod_switch_to_inplace(plain, parms_id)
         return plain
 
-    def dithered(self, values: Array, scale: float, drops: int = 0) -> list[Any]:
+    def dithered(self, values: Array, scale: float, drops: int = 0, reach: float | None = None) -> list[Any]:
         """Plaintexts of real slots (r, N/2), rounded at random.
+
+        `reach` is a bound of the slots that is known beforehand. A client gives that of its plan's box: the two ways
+        below take different times, which a server can measure, so a sample must not choose between them.
 
         SEAL's encoder transforms and rounds; it is given slots that lie within its own error of whole coefficients, so
         it can't round otherwise. Where they are too large for that, the coefficients are transformed directly.
         """
         whole, added = self.dithering.encode(values, scale)
-        size = float(np.abs(whole).max(initial=0.0))
+        size = float(np.abs(whole).max(initial=0.0)) if reach is None else reach * scale + 1.0
         if drops == 0 and size * transform_share(self.chain.ring) * math.sqrt(self.chain.ring) < 0.25:
             # The binding reads memory as it lies, whatever an array's strides are.
             near = np.ascontiguousarray(values + values_of(added) / scale)
             return [self.encoder.encode_complex(row, scale) for row in near]
-        return [self.plaintext(words, scale, drops) for words in self.residues(whole, drops)]
+        return [self.plaintext(words, scale, drops) for words in self.residues(whole, drops, size)]
 
-    def residues(self, coefficients: Array, drops: int = 0) -> Words:
-        """Whole coefficients (r, N), as doubles, to residues in NTT form (r, primes, N); SEAL transforms them."""
+    def residues(self, coefficients: Array, drops: int = 0, size: float | None = None) -> Words:
+        """Whole coefficients (r, N), as doubles, to residues in NTT form (r, primes, N); SEAL transforms them.
+
+        None of them is larger than `size`, by default the largest. Polynomials that are zero take as long as others.
+        """
         primes = self.chain.primes[: len(self.chain.primes) - drops]
-        out = np.zeros((len(coefficients), len(primes), self.chain.ring), dtype=np.uint64)
-        used = np.flatnonzero(coefficients.any(axis=1))
-        for start in range(0, len(used), _AT_ONCE):
-            rows = used[start : start + _AT_ONCE]
-            # SEAL takes two polynomials or more, and none of them may be zero.
+        out = np.empty((len(coefficients), len(primes), self.chain.ring), dtype=np.uint64)
+        limit = float(np.abs(coefficients).max(initial=0.0)) if size is None else size
+        zero: NDArray[np.bool_] = np.all(coefficients == 0, axis=1)
+        for start in range(0, len(coefficients), _AT_ONCE):
+            rows = np.arange(start, min(start + _AT_ONCE, len(coefficients)))
+            # SEAL takes two polynomials or more, and none of them may be zero: one stands in for it.
             pair = rows if len(rows) > 1 else np.repeat(rows, 2)
-            words = _modulo(coefficients[pair], primes)
+            given = coefficients[pair]
+            given[zero[pair], 0] = 1.0
+            words = _modulo(given, primes, limit)
             transformed = _to_ciphertext(self.seal, self.level(drops), words, 1.0, ntt=False)
             self.evaluator.transform_to_ntt_inplace(transformed)
             out[rows] = _words(transformed)[: len(rows)]
+        out[zero] = 0
         return out
 
     def plaintext(self, words: Words, scale: float, drops: int = 0) -> Any:
@@ -243,10 +253,10 @@ def _is_unit(key: bytes) -> bool:
     return bool(np.frombuffer(key, dtype="<u8", offset=_SECRET_HEADER).all())
 
 
-def _modulo(coefficients: Array, primes: tuple[int, ...]) -> Words:
-    """Whole doubles (r, N) to canonical residues (r, primes, N)."""
+def _modulo(coefficients: Array, primes: tuple[int, ...], size: float) -> Words:
+    """Whole doubles (r, N), none larger than `size`, to canonical residues (r, primes, N)."""
     out = np.empty((len(coefficients), len(primes), coefficients.shape[1]), dtype=np.uint64)
-    exact = float(np.abs(coefficients).max(initial=0.0)) < 2.0**52
+    exact = size < 2.0**52
     for place, q in enumerate(primes):
         if exact and q >= 2**52:
             left = coefficients.astype(np.int64)
@@ -257,6 +267,8 @@ def _modulo(coefficients: Array, primes: tuple[int, ...]) -> Words:
             rest += np.where(rest < 0, float(q), 0.0)
             rest -= np.where(rest >= q, float(q), 0.0)
             out[:, place] = rest
+        elif size < 2.0**63:
+            out[:, place] = np.mod(coefficients.astype(np.int64), np.int64(q))
         else:
             flat = [int(c) % q for c in coefficients.ravel().tolist()]
             out[:, place] = np.array(flat, dtype=np.uint64).reshape(coefficients.shape)

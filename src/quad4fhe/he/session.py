@@ -79,7 +79,7 @@ class Client:
 
     def __init__(self, plan: Plan, key: StoredKey | None = None) -> None:
         self.plan = plan
-        self._secret = SecretKey(Context(plan.chain)) if key is None else key.open(plan.chain)
+        self._secret = SecretKey(Context(plan.chain)) if key is None else key.open(plan)
         self._key_id = secrets.token_bytes(16) if key is None else key.key_id
         self._open: dict[bytes, int] = {}
 
@@ -105,9 +105,9 @@ class Client:
             header = Header(plan.sha256, plan.model_id, self._key_id, secrets.token_bytes(16))
             self._open[header.nonce] = len(Z)
             if plan.layout == "batch":
-                yield Request(header, batch.encrypt(self._secret, Z, plan.scales.x))
+                yield Request(header, batch.encrypt(self._secret, Z, plan.scales.x, plan.reach))
             else:
-                yield Request(header, packed.encrypt(self._secret, Z, plan.packing, plan.scales.x))
+                yield Request(header, packed.encrypt(self._secret, Z, plan.packing, plan.scales.x, plan.reach))
 
     def reopen(self, nonce: bytes, count: int) -> None:
         """Take up a request of `count` samples that an earlier client of the same key and plan made."""

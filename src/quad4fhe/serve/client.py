@@ -1,18 +1,16 @@
 """The client of a server: encrypts here, sends ciphertexts, decrypts here.
 
-Decides which servers are not trusted (another model than the one that was pinned, a plan below 128 bits, a reply longer
-than the plan says) and how many requests are in flight. Attempts and pauses are left to `wire`, cryptography to `he`.
+The server is not trusted, and what it can see of this client (connections, messages, their sizes, order and times) must
+not depend on samples or on what a reply decrypts to. So every request is sent and every reply received before the first
+one is decrypted, the connection is closed in between, and an input box of the server's choice never decides whether
+something is sent. Requests in flight are in `exchange`, attempts and pauses in `wire`, cryptography in `he`.
 """
 
 from __future__ import annotations
 
-import io
 import tempfile
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
@@ -21,26 +19,32 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from quad4fhe._arrays import Array, IntArray, samples
+from quad4fhe._arrays import Array, IntArray, samples, tensor
+from quad4fhe._files import one_line
 from quad4fhe._progress import Progress, silent
+from quad4fhe.circuit.domain import check_inside
 from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError
 from quad4fhe.he import container
+from quad4fhe.he.canaries import Known, Mixture
 from quad4fhe.he.container import Kind
 from quad4fhe.he.keys import StoredKey
-from quad4fhe.he.session import Client, ReplyError
+from quad4fhe.he.session import Client
 from quad4fhe.mlp import decide
+from quad4fhe.serve.exchange import IN_MEMORY, Exchange, spooled
 from quad4fhe.serve.wire import KeylessError, ServiceError, TakenError, Wire
 
 __all__ = ["Answers", "Remote", "ServiceError"]
 
 _PLAN_BYTES = 2**24
-_IN_MEMORY = 2**26  # bytes of a request that are not written to a temporary file
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Decisions (n,) and logits (n, K) from a server, and what they took. For K >= 2 logits come without their mean."""
+    """Decisions (n,) and logits (n, K) from a server, and what they took. For K >= 2 logits come without their mean.
+
+    `clipped` samples were moved to the edge of the box before they were decided; `canaries` were in each request.
+    """
 
     decisions: IntArray
     logits: Array
@@ -49,30 +53,47 @@ class Answers:
     download_bytes: int
     key_bytes: int
     clipped: int
+    canaries: int
     seconds: float
 
 
 class Remote:
-    """One model of one server.
+    """One model of one server, by a plan that is pinned (`key`, `plan`) or else the server's own.
 
-    `model` pins the model's id; without it the server must offer a single one, whose id is then in `plan.model_id`.
-    `verify` is httpx's: True, or an `ssl.SSLContext`. `patience` is how many seconds one message may take, attempts and
-    pauses included.
+    A pinned plan is the only one that is used, and the server is not asked for it. Without, the plan comes from the
+    server, and its input box with it. A sample outside it is then reported only after everything was sent: a server
+    that sees whether a sample lies in a box of its choice finds each feature by halving.
+
+    Parameters
+    ----------
+    url : where the server is, as https://host:port
+    plan : the plan to use
+    key : a kept key, which carries its plan; without, one is made that ends with each call
+    model : the model's id, for a server that offers several
+    layout : the layout, for a server that offers both
+    token : the server's API token
+    verify : httpx's: True, or an `ssl.SSLContext`
+    patience : how many seconds one message may take, attempts and pauses included
     """
 
     def __init__(
         self,
         url: str,
         *,
+        plan: Plan | None = None,
+        key: StoredKey | None = None,
         model: str | None = None,
         layout: str | None = None,
         token: str | None = None,
         verify: Any = True,
         patience: float = 120.0,
     ) -> None:
+        pinned = _pinned(plan, key, model, layout)
+        self.pinned = pinned is not None
+        self._key = key
         self._wire = Wire(url, token, verify, patience)
         try:
-            self.plan = self._fetch_plan(model or self._only_model(), layout)
+            self.plan = self._fetch_plan(model or self._only_model(), layout) if pinned is None else pinned
         except BaseException:
             self._wire.close()
             raise
@@ -91,78 +112,93 @@ class Remote:
         self,
         X: ArrayLike,
         *,
-        key: StoredKey | None = None,
         clip: bool = False,
+        known: Known | None = None,
+        canaries: int = 0,
         concurrency: int = 2,
         progress: Progress = silent,
     ) -> Answers:
-        """Encrypt X (n, d), let the server answer, decrypt; with a kept `key`, or with one that ends with this call.
+        """Encrypt X (n, d), let the server answer, decrypt.
 
         Up to `concurrency` requests are in flight: with two, the next is encrypted and sent while the server works on
         the one before; more help only where the server has idle workers, and each is held in memory or on disk.
+        Replies are kept, on disk where they are large, until all of them are there.
+
+        Parameters
+        ----------
+        X : samples; one outside the box of a pinned plan is refused before anything is sent
+        clip : move samples outside the box to its edge, and count them
+        known : samples whose logits are known, for canaries
+        canaries : how many of them every request carries at secret places; a wrong one refuses all answers
+        concurrency : requests in flight at once
+        progress : progress callback
         """
         if concurrency < 1:
             raise InputError(f"concurrency is {concurrency}, wanted 1 or more")
         started = time.monotonic()
         plan = self.plan
-        checked = np.asarray(samples("X", X, plan.shape.features), dtype=np.float64)
-        inside = np.clip(checked, *plan.domain.box) if clip else checked
-        client = Client(plan, key)
-        total = -(-len(inside) // plan.per_request)
-        rows, up, down, key_bytes = [np.empty((0, plan.shape.outputs))], 0, 0, 0
+        checked = samples("X", tensor("X", X, 2), plan.shape.features)
+        if self.pinned and not clip:
+            check_inside(checked, plan.domain)
+        inside = np.clip(checked, *plan.domain.box)
+        mixture = self._mixture(inside, known, canaries)
+        client = Client(plan, self._key)
+        with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as kept:
+            total = -(-len(inside) // plan.per_request) if mixture is None else mixture.requests
+            blocks = _blocks(inside, plan.per_request) if mixture is None else mixture.blocks()
+            exchange = Exchange(client, self._evaluate, partial(self._give_keys, client), kept)
+            exchange.run(blocks, concurrency, lambda done: progress("encrypted inference", done, total))
+            # Whatever is found from here on, and however long it takes, the server sees none of it.
+            self._wire.hang_up()
+            if not (self.pinned or clip):
+                _check_late(checked, plan)
+            logits = exchange.decrypt(progress)
+        if mixture is not None:
+            logits = mixture.read(logits)
+        return Answers(
+            decisions=decide(logits),
+            logits=logits,
+            requests=total,
+            upload_bytes=exchange.upload_bytes,
+            download_bytes=exchange.download_bytes,
+            key_bytes=exchange.key_bytes,
+            clipped=int(np.count_nonzero(np.any(inside != checked, axis=1))),
+            canaries=canaries,
+            seconds=time.monotonic() - started,
+        )
 
-        def finish(message: _Message) -> None:
-            nonlocal key_bytes, up, down
-            try:
-                data = message.answer.result()
-            except KeylessError:  # the server was started again, or had to make room
-                key_bytes += self._give_keys(client)
-                data = self._evaluate(message.body, message.size)
-            finally:
-                message.body.close()
-            up, down = up + message.size, down + len(data)
-            try:
-                reply = container.read_reply(plan, io.BytesIO(data))
-            except InputError as error:
-                raise ReplyError(f"the server's reply can't be used: {error}") from None
-            rows.append(client.decrypt(reply))
-            progress("encrypted inference", len(rows) - 1, total)
-
-        waiting: deque[_Message] = deque()
-        try:
-            for number, request in enumerate(client.stream(inside)):
-                if number == 0 and plan.layout == "packed":
-                    key_bytes += self._give_keys(client)
-                body, size = _spooled(container.write_request(plan, request))
-                waiting.append(_Message(body, size, _in_background(partial(self._evaluate, body, size))))
-                if len(waiting) >= concurrency:
-                    finish(waiting.popleft())
-            while waiting:
-                finish(waiting.popleft())
-        finally:
-            for message in waiting:  # one of the others went wrong: what is still on its way has no more to send
-                message.body.close()
-        logits = np.concatenate(rows)
-        clipped = int(np.count_nonzero(np.any(inside != checked, axis=1)))
-        return Answers(decide(logits), logits, len(rows) - 1, up, down, key_bytes, clipped, time.monotonic() - started)
+    def _mixture(self, inside: Array, known: Known | None, canaries: int) -> Mixture | None:
+        if (known is None) != (canaries == 0):
+            raise InputError("canaries need both: how many of them a request carries, and samples with known logits")
+        if known is None:
+            return None
+        if not self.pinned:
+            # The tolerance is the plan's, and a server that lies would choose a large one.
+            raise InputError("canaries are judged by the plan's error bound, so pin the plan: give a key, or the plan")
+        return Mixture(self.plan, inside, known, canaries)
 
     def _only_model(self) -> str:
         try:
             found = [str(one["id"]) for one in msgspec.json.decode(self._get("/models"))["models"]]
-        except (msgspec.DecodeError, KeyError, TypeError):
+            if not all(map(_is_id, found)):
+                raise TypeError
+        except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
             raise ServiceError("the server does not speak this protocol: /models is not what it should be") from None
         if len(found) != 1:
             raise InputError(f"the server has {len(found)} models; name one by its id: {', '.join(found[:8])}")
         return found[0]
 
     def _fetch_plan(self, model: str, layout: str | None) -> Plan:
-        if len(model) != 64 or not set(model) <= set("0123456789abcdef"):
+        if not _is_id(model):
             raise InputError(f"{model[:80]!r} is not a model's id; wanted 64 hexadecimal digits (see GET /models)")
         try:
             fields = msgspec.json.decode(self._get(f"/models/{model}/plan" + (f"?layout={layout}" if layout else "")))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise ServiceError("the server does not speak this protocol: its plan is not JSON") from None
-        plan = Plan.from_dict(fields)  # checks the security table and the room for overflow
+        try:
+            plan = Plan.from_dict(fields)  # checks the security table, the room for overflow and all sizes
+        except InputError as error:
+            raise InputError(f"the server's plan can't be used: {one_line(error)}") from None
         if plan.model_id != model or layout not in (None, plan.layout):
             raise ServiceError(f"the server's plan is for model {plan.model_id[:12]}, wanted {model[:12]}: not trusted")
         return plan
@@ -183,7 +219,7 @@ class Remote:
         except KeylessError:
             keys = client.evaluation_keys()
         assert keys is not None
-        body, size = _spooled(container.write_keys(self.plan, client.key_id, keys))
+        body, size = spooled(container.write_keys(self.plan, client.key_id, keys))
         with body:
             try:
                 self._wire.ask("PUT", path, body, size, 0)
@@ -192,36 +228,34 @@ class Remote:
         return size
 
 
-def _spooled(parts: Iterable[bytes]) -> tuple[IO[bytes], int]:
-    """Bytes of a container, kept so that they can be sent again; ciphertexts only, on disk where they are large."""
-    file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - closed once it is answered
+def _pinned(plan: Plan | None, key: StoredKey | None, model: str | None, layout: str | None) -> Plan | None:
+    """The plan that was pinned, if one was; raises InputError if what else was asked for is not the same."""
+    if key is not None:
+        if plan is not None:
+            key.require_plan(plan)
+        plan = key.plan
+    if plan is not None:
+        for name, wanted, found in (("model", model, plan.model_id), ("layout", layout, plan.layout)):
+            if wanted not in (None, found):
+                raise InputError(
+                    f"the pinned plan has {name} {found}, not {wanted}; leave --{name} out, or pin another"
+                )
+    return plan
+
+
+def _is_id(model: str) -> bool:
+    return len(model) == 64 and set(model) <= set("0123456789abcdef")
+
+
+def _check_late(X: Array, plan: Plan) -> None:
     try:
-        return file, sum(file.write(part) for part in parts)
-    except BaseException as error:
-        file.close()
-        if not isinstance(error, OSError):
-            raise
-        raise InputError(f"no room for the encrypted request: {error.strerror or error}; free some") from None
+        check_inside(X, plan.domain)
+    except InputError as error:
+        raise InputError(
+            f"{error}. This plan is the server's own, so everything was sent first, for it not to learn this. Pin the "
+            "plan before you ask again: keygen --server URL, then query --key"
+        ) from None
 
 
-@dataclass(frozen=True, eq=False)
-class _Message:
-    """A request that was sent and is not answered yet."""
-
-    body: IO[bytes]
-    size: int
-    answer: Future[bytes]
-
-
-def _in_background(call: Callable[[], bytes]) -> Future[bytes]:
-    """Carry out a call in a thread that nobody has to wait for: an interrupted program ends at once."""
-    future: Future[bytes] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # whatever it is, it belongs to who waits for the answer
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
+def _blocks(X: Array, size: int) -> Iterator[Array]:
+    return (X[start : start + size] for start in range(0, len(X), size))

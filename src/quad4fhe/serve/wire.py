@@ -1,7 +1,9 @@
 """One message to a server and its answer over HTTP.
 
 Decides what is asked again and how long: only what gives the same answer twice, which every route of the service does,
-and as the same bytes. An answer longer than it may be is not read to its end. What the bytes mean is left to `client`.
+and as the same bytes. Only HTTP's own facts (no connection, a status) count, never what a reply decrypts to.
+An answer longer than it may be is not read to its end. The environment is not looked at: a proxy or a .netrc that
+somebody set would see the token. What the bytes mean is left to `client`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import ipaddress
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import IO, Any
 
 import msgspec
@@ -50,8 +53,18 @@ class Wire:
     def __init__(self, url: str, token: str | None, verify: Any, patience: float) -> None:
         headers = {"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
         self._patience = patience
+        trust = httpx.create_ssl_context(trust_env=False) if verify is True else verify
+        self._connect = partial(
+            httpx.Client,
+            base_url=url,
+            headers=headers,
+            verify=trust,
+            timeout=patience,
+            trust_env=False,
+            follow_redirects=False,
+        )
         try:
-            self._http = httpx.Client(base_url=url, headers=headers, verify=verify, timeout=patience)
+            self._http = self._connect()
             _check_address(url, self._http.base_url, token)
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
             raise InputError(f"{url!r} or its token can't be used: {error}; wanted https://host:port") from None
@@ -59,6 +72,11 @@ class Wire:
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
+
+    def hang_up(self) -> None:
+        """Close the connection now; the next message opens another."""
+        self._http.close()
+        self._http = self._connect()
 
     def ask(self, method: str, path: str, body: IO[bytes] | None, size: int, longest: int) -> bytes:
         """One message, with pauses and further attempts as long as patience lasts."""
@@ -118,17 +136,21 @@ def _message(data: bytes) -> str:
     """What the server said, made safe for a terminal."""
     try:
         text = str(msgspec.json.decode(data)["error"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
         text = "no reason given"
     return "".join(c for c in " ".join(text.split()) if c.isprintable())[:300]
 
 
 def _bounded(response: httpx.Response, longest: int) -> bytes:
+    too_long = ServiceError(f"the server sent more than the {longest} bytes it may; not trusted")
+    claimed = response.headers.get("content-length", "0")
+    if not claimed.isdecimal() or len(claimed) > 18 or int(claimed) > longest:
+        raise too_long
     out = bytearray()
     for part in response.iter_raw(_BLOCK):
         out += part
         if len(out) > longest:
-            raise ServiceError(f"the server sent more than the {longest} bytes it may; not trusted")
+            raise too_long
     return bytes(out)
 
 

@@ -1,0 +1,214 @@
+"""Canaries find out a server that computes something else, and an honest one passes; all with real encryption."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hostile import Answer, HostileServer, evaluating, zeros
+from quad4fhe import Fit, InputError, QuadraticModel
+from quad4fhe.circuit.plan import Plan, plan
+from quad4fhe.cli import main
+from quad4fhe.he import container, keys
+from quad4fhe.he.canaries import Known, Mixture
+from quad4fhe.he.session import Client, Reply, ReplyError
+from quad4fhe.serve.client import Remote
+from serving import inside, small_fit
+from standins import SHARED, stand_in
+
+RUNS, COUNT = 10, 32
+
+
+@pytest.fixture(scope="module")
+def fit() -> Fit:
+    return small_fit(4, 8, 3, seed=1)
+
+
+@pytest.fixture(scope="module")
+def made(fit: Fit) -> Plan:
+    return plan(fit, samples=2048, layout="batch", precision="fast")
+
+
+@pytest.fixture(scope="module")
+def key(made: Plan) -> keys.StoredKey:
+    return keys.generate(made)
+
+
+@pytest.fixture(scope="module")
+def known(fit: Fit) -> Known:
+    X = np.random.default_rng(8).uniform(*fit.box, size=(200, fit.model.features))
+    return Known(X, fit.model.logits(X))
+
+
+def scaled(model: QuadraticModel, factor: float) -> QuadraticModel:
+    return QuadraticModel(model.W1, model.b1, factor * model.S, factor * model.T, factor * model.c)
+
+
+def replaying(fit: Fit, made: Plan) -> Answer:
+    """Answer the first request honestly and every later one with the same residues."""
+    honest, first = evaluating(fit, made), []
+
+    def answer(number: int, body: bytes) -> tuple[int, bytes]:
+        header = container.read_request(made, io.BytesIO(body)).header
+        if not first:
+            first.append(container.read_reply(made, io.BytesIO(honest(number, body)[1])).residues)
+        return 200, b"".join(container.write_reply(made, Reply(header, first[0])))
+
+    return answer
+
+
+def test_an_honest_server_passes_and_rows_come_back_in_order(fit: Fit, made: Plan, key, known: Known) -> None:
+    for n in (1, made.per_request - COUNT, made.per_request + 5):
+        X = inside(fit, n)
+        with HostileServer({}, evaluating(fit, made)) as server, Remote(server.url, key=key) as remote:
+            found = remote.predict(X, known=known, canaries=COUNT)
+        assert np.mean(found.decisions == fit.model.decide(X)) > 0.998
+        logits = fit.model.logits(X)
+        assert np.abs(found.logits - logits + logits.mean(axis=1, keepdims=True)).max() <= made.error.bound
+        assert found.requests == server.posts() == -(-n // (made.per_request - COUNT))
+
+
+@pytest.mark.parametrize("lie", ["zeros", "weights", "another", "replay"])
+def test_a_server_that_lies_is_detected_in_ten_runs_of_ten(fit: Fit, made: Plan, key, known: Known, lie: str) -> None:
+    answer = {
+        "zeros": lambda: zeros(made),
+        "weights": lambda: evaluating(fit, made, scaled(fit.model, 1.05)),
+        "another": lambda: evaluating(fit, made, small_fit(4, 8, 3, seed=2).model),
+        "replay": lambda: replaying(fit, made),
+    }[lie]()
+    X = inside(fit, 100)
+    caught = 0
+    with HostileServer({}, answer) as server, Remote(server.url, key=key) as remote:
+        if lie == "replay":
+            remote.predict(X, known=known, canaries=COUNT)  # the reply that is played again
+        for _ in range(RUNS):
+            with pytest.raises(ReplyError, match="canaries have other logits"):
+                remote.predict(X, known=known, canaries=COUNT)
+            caught += 1
+        assert len(remote.predict(X).decisions) == 100  # without canaries none of it is noticed
+    assert caught == RUNS
+
+
+@pytest.mark.parametrize("name", ["breast_cancer", "shuttle"])
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_trained_models_raise_no_alarm_and_other_weights_do(trained, name: str, calibrated: bool) -> None:
+    data = trained(name)
+    model = QuadraticModel.shared(data.mlp, *SHARED[name])
+    X = data.X_cal[:1500].astype(np.float64)
+    honest = stand_in(model, X)
+    made = plan(honest, samples=2048, layout="batch", precision="fast", X=X if calibrated else None)
+    pairs = Known(X, model.logits(X))
+    answers = {"honest": evaluating(honest, made), "weights": evaluating(honest, made, scaled(model, 1.05))}
+    client = Client(made)
+    for _ in range(RUNS):
+        mixture = Mixture(made, X[:50], pairs, COUNT)
+        for name, answer in answers.items():
+            (block,) = mixture.blocks()
+            (request,) = client.stream(block)
+            _, reply = answer(0, b"".join(container.write_request(made, request)))
+            logits = client.decrypt(container.read_reply(made, io.BytesIO(reply)))
+            if name == "honest":
+                mixture.read(logits)
+            else:
+                with pytest.raises(ReplyError, match="canaries have other logits"):
+                    mixture.read(logits)
+
+
+def test_what_the_server_sees_does_not_depend_on_the_canaries_outcome(fit: Fit, made: Plan, key, known: Known) -> None:
+    X = inside(fit, 2 * made.per_request)
+    transcripts = []
+    for answer in (evaluating(fit, made), zeros(made)):
+        with HostileServer({}, answer) as server, Remote(server.url, key=key) as remote:
+            try:
+                remote.predict(X, known=known, canaries=COUNT)
+            except ReplyError:
+                assert transcripts
+            transcripts.append(server.seen)
+    assert transcripts[0] == transcripts[1]
+    assert server.posts() == 3
+
+
+def places(mixture: Mixture) -> Any:
+    return mixture._places
+
+
+def test_samples_and_canaries_lie_anywhere_and_each_time_elsewhere(fit: Fit, made: Plan, known: Known) -> None:
+    X = inside(fit, 3000)
+    seen = np.zeros(made.per_request)
+    for _ in range(200):
+        drawn = places(Mixture(made, X, known, COUNT))
+        assert sorted(drawn[drawn >= 0]) == list(range(3000))
+        assert ((drawn < -1).sum(axis=1) == COUNT).all()
+        assert all(len(set(row[row < -1])) == COUNT for row in drawn)
+        seen += (drawn < -1).sum(axis=0)
+    expected = 200 * 2 * COUNT / made.per_request
+    # Poisson counts of mean 6.25: their variance is their mean where places are uniform.
+    assert 0.8 < seen.var() / expected < 1.2
+    assert seen.max() < expected + 8 * np.sqrt(expected)
+    other = places(Mixture(made, X, known, COUNT))
+    assert np.mean(other == drawn) < 0.5
+    orders = [row[row >= 0] for row in (drawn.ravel(), other.ravel())]
+    assert np.mean(orders[0] == orders[1]) < 0.01
+
+
+def test_one_wrong_slot_is_missed_as_often_as_the_documents_say(fit: Fit, made: Plan, known: Known) -> None:
+    """A lie in L of S slots meets none of R canaries with probability C(S - L, R) / C(S, R)."""
+    slots, lies = made.per_request, 64
+    wanted = np.prod([(slots - lies - i) / (slots - i) for i in range(COUNT)])
+    missed = sum(not (places(Mixture(made, inside(fit, 10), known, COUNT))[0, :lies] < -1).any() for _ in range(1000))
+    assert abs(missed / 1000 - wanted) < 4 * np.sqrt(wanted * (1 - wanted) / 1000)
+
+
+def test_wrong_canaries_are_refused_before_anything_is_sent(fit: Fit, made: Plan, key, known: Known) -> None:
+    X = inside(fit, 2)
+    packed = plan(fit, samples=1, layout="packed", precision="fast")
+    outside = Known(known.X + 100, known.logits)
+    with HostileServer(made.to_dict(), zeros(made)) as server:
+        with Remote(server.url, key=key) as remote:
+            for arguments, said in (
+                ({"canaries": 3}, "need both"),
+                ({"known": known}, "need both"),
+                ({"known": known, "canaries": 201}, "only 200 known samples"),
+                ({"known": known, "canaries": made.per_request}, "room for samples"),
+                ({"known": outside, "canaries": 3}, "the known samples: .*outside the box"),
+                ({"known": Known(known.X, known.logits[:, :2]), "canaries": 3}, "take those of this model"),
+            ):
+                with pytest.raises(InputError, match=said):
+                    remote.predict(X, **arguments)
+        with Remote(server.url, plan=packed) as remote, pytest.raises(InputError, match="layout batch"):
+            remote.predict(X, known=known, canaries=3)
+        assert server.seen == []
+        # A plan of the server's own would bring a tolerance of the server's own.
+        with Remote(server.url, model=fit.model.sha256) as remote, pytest.raises(InputError, match="pin the plan"):
+            remote.predict(X, known=known, canaries=3)
+        assert server.posts() == 0
+    with pytest.raises(InputError, match="one row for each"):
+        Known(known.X, known.logits[:-1])
+
+
+def test_the_command_line_makes_known_samples_and_checks_with_them(
+    fit: Fit, made: Plan, tmp_path: Path, capsys
+) -> None:
+    fit.save(tmp_path / "fit.safetensors")
+    np.save(tmp_path / "x.npy", inside(fit, 60))
+    (tmp_path / "plan.json").write_text(json.dumps(made.to_dict()))
+    words = ["predict", str(tmp_path / "fit.safetensors"), str(tmp_path / "x.npy"), "-o", str(tmp_path / "known.npz")]
+    assert main(words) == 0
+    assert main([*words, "--encrypted"]) == 2
+    assert "exact logits" in capsys.readouterr().err
+    options = ["--plan", str(tmp_path / "plan.json"), "--canaries", "32", "--known", str(tmp_path / "known.npz")]
+    with HostileServer({}, evaluating(fit, made)) as server:
+        assert main(["query", server.url, str(tmp_path / "x.npy"), *options]) == 0
+        assert "32 in each request, all with the logits that were known" in capsys.readouterr().out
+        server.answer = zeros(made)
+        assert main(["query", server.url, str(tmp_path / "x.npy"), *options]) == 2
+        out, err = capsys.readouterr()
+    assert "32 of 32 canaries have other logits" in err
+    assert out == ""
+    assert main(["query", server.url, str(tmp_path / "x.npy"), *options[:4]]) == 2
+    assert main(["query", server.url, str(tmp_path / "x.npy"), *options[:4], "--known", str(tmp_path / "x.npy")]) == 2
