@@ -36,7 +36,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.requests = 0  # whose headers were complete
         self._lost = lost
-        self._lines = 0
+        self._lines = self._line_bytes = 0
         self._not_body = 0  # bytes of the message that is being read
         self._in_body = False
         self._refusal = (400, "this is not an HTTP/1.1 request")
@@ -84,14 +84,15 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A new request: count from the start."""
-        self._lines = 0
+        self._lines = self._line_bytes = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count header lines; trailers of a chunked body come here, too."""
         self._lines += 1
-        if self._lines > HEAD_LINES:
-            self._refusal = (431, f"there are more than {HEAD_LINES} header lines")
+        self._line_bytes += len(name) + len(value)
+        if self._lines > HEAD_LINES or self._line_bytes > HEAD_BYTES:
+            self._refusal = (431, f"there are more than {HEAD_LINES} header lines, or {HEAD_BYTES} bytes of them")
             raise HeadError
         super().on_header(name, value)
 
