@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES = 2**15  # of the request line, the header lines, and whatever frames a chunked body
 HEAD_LINES = 100
@@ -42,14 +42,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal = (400, "this is not an HTTP/1.1 request")
         self._refused = False
         self._discarded = 0
+        self._cycles: list[RequestResponseCycle] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
 
     @property
     def placed(self) -> bool:
         """Whether a request on this connection has a place in the queue, or its reply is being sent."""
-        cycle = self.cycle
-        return cycle is not None and not cycle.response_complete and "placed" in cycle.scope["state"]
+        return any("placed" in cycle.scope["state"] for cycle in self._unanswered())
 
     def abort(self) -> None:
         """End the connection now."""
@@ -64,6 +64,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Stop every clock."""
         self._disarm()
         self.resume_writing()
+        self._give_up()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._lost()
@@ -104,6 +105,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_body = True
         self.requests += 1
         super().on_headers_complete()
+        self._cycles = [*self._unanswered(), self.cycle]
 
     def on_body(self, body: bytes) -> None:
         """Bytes of the body are counted by who reads them."""
@@ -134,6 +136,16 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.flow is not None:
             super().resume_writing()
 
+    def _unanswered(self) -> list[RequestResponseCycle]:
+        return [cycle for cycle in self._cycles if not cycle.response_complete]
+
+    def _give_up(self) -> None:
+        """Tell every request that nobody waits for its answer; uvicorn tells the last of several only."""
+        self.pipeline.clear()
+        for cycle in self._unanswered():
+            cycle.disconnected = True
+            cycle.message_event.set()
+
     def _arm(self) -> None:
         self._timer = self.loop.call_later(HEAD_SECONDS, self._late)
 
@@ -144,7 +156,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._timer = None
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._unanswered():
             self._arm()  # an earlier request is still answered, which has a deadline of its own
         elif self._not_body:
             self._refuse(408, f"the headers were not complete after {HEAD_SECONDS:g} seconds")
@@ -157,13 +169,9 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._refused = True
         self._disarm()
-        cycle, waiting = self.cycle, bool(self.pipeline)
-        self.pipeline.clear()
-        if cycle is not None and not cycle.response_complete:
-            waiting = waiting or cycle.response_started
-            cycle.disconnected = True  # so that the application does not answer as well
-            cycle.message_event.set()
-        if waiting or self.transport.is_closing():
+        unanswered = self._unanswered()
+        self._give_up()  # so that the application does not answer as well
+        if len(unanswered) > 1 or any(cycle.response_started for cycle in unanswered) or self.transport.is_closing():
             self.abort()
             return
         body = msgspec.json.encode({"error": text})
