@@ -144,7 +144,18 @@ class Messages:
         return self.random.choice(new) + b" " + data.partition(b" ")[2]
 
     def target(self, data: bytes) -> bytes:
-        new = [b"*", b"//", b"http://x/health", b"/%", b"/%ff", b"/health?" + b"a" * 999, b"x:443", b"/a b", b"/\xe9"]
+        new = [
+            b"*",
+            b"//",
+            b"/models/",
+            b"http://x/health",
+            b"/%",
+            b"/%ff",
+            b"/health?" + b"a" * 999,
+            b"x:443",
+            b"/a b",
+            b"/\xe9",
+        ]
         first, _, rest = data.partition(b" ")
         return first + b" " + self.random.choice(new) + b" " + rest.partition(b" ")[2]
 

@@ -113,6 +113,7 @@ class Service:
             Route("/models/{model_id}/keys/{key_id}", self._keys, methods=["GET", "PUT"]),
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: refusal})
+        app.router.redirect_slashes = False  # the address it would name is the Host that a stranger wrote
         app.add_middleware(Gate, tokens=self._tokens, metrics=self.metrics)
         app.add_middleware(Linger)
         return app
