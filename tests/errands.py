@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import signal
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -112,6 +115,25 @@ def _echo(data: bytes, memory: list[Any]) -> bytes:
     return data
 
 
+class _Touch:
+    """A pickle that makes a file where it is read."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path(self._mark),)
+
+
+def _hijack(mark: str, memory: list[Any]) -> None:
+    """Write a pickle to every pipe there is, framed as an answer."""
+    data = pickle.dumps(_Touch(mark))
+    for pipe in range(3, 20):
+        with contextlib.suppress(OSError):
+            os.write(pipe, struct.pack("<Q", len(data)) + data)
+    time.sleep(0.5)
+
+
 ACTIONS: dict[str, Callable[..., Any]] = {
     "square": _square,
     "pid": _pid,
@@ -126,4 +148,5 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "threads": _threads,
     "sigint": _sigint,
     "echo": _echo,
+    "hijack": _hijack,
 }

@@ -1,4 +1,4 @@
-"""An engine without processes for tests of what is built on engines; everything goes through pickle as it would."""
+"""An engine without processes for tests of what is built on engines; everything is sent as it would be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from quad4fhe.engines import Done, Work
+from quad4fhe.engines import Done, Work, codec
 
 
 class InlineEngine:
@@ -32,7 +32,7 @@ class InlineEngine:
         for index, task in enumerate(tasks):
             self.sent.append(pickle.dumps(task))
             try:
-                result = pickle.loads(pickle.dumps(self._work(pickle.loads(self.sent[-1]))))
+                result = codec.decode(codec.encode(self._work(pickle.loads(self.sent[-1]))))
             except Exception as error:
                 yield Done(index, task, error=error)
             else:

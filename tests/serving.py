@@ -115,6 +115,21 @@ class RunningServer:
             self._lines.put(line)
 
 
+class Stuck:
+    """The server's worker, stopped: what it is given waits until it goes on or is killed."""
+
+    def __init__(self, server: RunningServer) -> None:
+        (self.pid,) = server.workers()
+
+    def __enter__(self) -> Stuck:
+        os.kill(self.pid, signal.SIGSTOP)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if Path(f"/proc/{self.pid}").exists():
+            os.kill(self.pid, signal.SIGCONT)
+
+
 def works(server: RunningServer, fit: Fit, *layouts: str) -> None:
     """The next request in each layout (batch unless told) gets its right answer."""
     X = inside(fit, 3)

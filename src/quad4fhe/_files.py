@@ -29,6 +29,14 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 
+def shown(text: str) -> str:
+    """Text that a stranger chose, such as a file's name, as it may be printed.
+
+    What could move a cursor, hide text or can't be encoded is written as an escape.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @contextmanager
 def opened(path: str | Path) -> Iterator[Path]:
     """Check that `path` is a readable file that is not empty, and put its name in front of what goes wrong with it."""

@@ -203,6 +203,64 @@ def test_layout_packed_needs_valid_keys_of_its_client(fit: StandInFit) -> None:
     server.evaluate(request)
 
 
+def near(fit: StandInFit) -> np.ndarray:
+    """One sample in the middle of the box."""
+    return np.mean(fit.box, axis=0)[None]
+
+
+def zeroed(chunks: list[np.ndarray], place: int) -> list[np.ndarray]:
+    """Ciphertexts, one of which has zero for its second polynomial."""
+    out = [chunk.copy() for chunk in chunks]
+    if out[0].ndim == 4:
+        out[0][place, 1] = 0
+    else:
+        out[place][1] = 0
+    return out
+
+
+def test_transparent_ciphertexts_are_refused(fit: StandInFit, plans: Plan) -> None:
+    client, server = connect(fit, plans)
+    (request,) = client.encrypt(near(fit))
+    for chunks in (zeroed(request.chunks, 0), zeroed(request.chunks, -1), [np.zeros_like(c) for c in request.chunks]):
+        with pytest.raises(InputError, match="encrypts nothing"):
+            server.evaluate(Request(request.header, chunks))
+    server.evaluate(request)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, IndexError, OverflowError])
+def test_what_seal_raises_on_the_way_is_one_clear_line(fit: StandInFit, kind: type[Exception]) -> None:
+    """A result may become transparent, or worse, in the middle: whoever knows the weights can make such a request."""
+    client, server = connect(fit, plan(fit, samples=1, layout="packed"))
+    (request,) = client.encrypt(near(fit))
+
+    class Refusing:
+        def __getattr__(self, name: str) -> object:
+            raise kind("result ciphertext is transparent")
+
+    assert server._packed is not None
+    server._packed.context.evaluator = Refusing()
+    with pytest.raises(InputError, match=r"SEAL refuses this request .*transparent"):
+        server.evaluate(request)
+
+
+def test_evaluation_keys_that_are_zero_are_refused(fit: StandInFit) -> None:
+    made = plan(fit, samples=1, layout="packed")
+    client, server = Client(made), Server(fit, made)
+    good = client.evaluation_keys()
+    assert good is not None
+    context = server._packed.context
+    steps = made.packing.steps()
+    for galois in (False, True):
+        data = good.galois if galois else good.relin
+        words = context.switching_words(data, steps if galois else [0], single=not galois).copy()
+        words[-1, 0, 1] = 0
+        wrong = context.switching_bytes(words, steps if galois else [0], single=not galois)
+        keys = EvaluationKeys(good.relin, wrong) if galois else EvaluationKeys(wrong, good.galois)
+        with pytest.raises(InputError, match="evaluation keys are zero"):
+            server.register(client.key_id, keys)
+    server.register(client.key_id, good)
+
+
 def test_layout_batch_needs_no_keys(fit: StandInFit) -> None:
     assert Client(plan(fit, samples=4000, layout="batch")).evaluation_keys() is None
 

@@ -249,7 +249,7 @@ class Mutations:
         return head.encode() + b"".join(out) + b"0\r\n\r\n"
 
     def chunked_damage(self) -> tuple[bytes, set[int]]:
-        return self.chunks(self.flipped(self.data, HEADER_BYTES, len(self.data))), {400}
+        return self.chunks(self.flipped(self.data, HEADER_BYTES, len(self.data))), {411}
 
     def chunked_garbage(self) -> tuple[bytes, set[int]]:
         good = self.chunks(self.data)
@@ -257,7 +257,7 @@ class Mutations:
         garbage = self.random.choice(
             [b"-5\r\n", b"zz\r\n", b"f" * 20 + b"\r\n", b"\x00\xff\r\n", b"5 5\r\nhello\r\n", b"\r\n"]
         )
-        return head + b"\r\n\r\n" + garbage + body, {400}
+        return head + b"\r\n\r\n" + garbage + body, {400, 411}
 
     MANY = (
         (bit_in_header, 10),
@@ -352,7 +352,7 @@ def test_requests_that_never_end_are_given_up(server, fit, plans) -> None:
         connection = Connection(server.url)
         cut = mutations.random.randrange(1, len(mutations.data))
         whole = mutations.post(mutations.data) if number % 2 else mutations.chunks(mutations.data)
-        assert connection.ask(whole[:-cut], ends=True) in {GONE, 400}
+        assert connection.ask(whole[:-cut], ends=True) in {GONE, 400, 411}
         connection.close()
     assert server.workers() == workers
     assert server.healthy() == {"workers": 1, "busy": 0}

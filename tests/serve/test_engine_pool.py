@@ -25,6 +25,7 @@ from quad4fhe.he import container
 from quad4fhe.he.session import Client, Server
 from quad4fhe.serve.client import Remote
 from quad4fhe.serve.hired import Hired, set_up
+from quad4fhe.serve.places import Place
 from quad4fhe.serve.pool import DeadlineError, Pool, WorkerLostError
 from quad4fhe.serve.worker import Job, ModelJob, Setup
 from serving import RunningServer, inside, until, works
@@ -174,14 +175,14 @@ def test_what_ends_a_process_costs_an_engines_worker_its_place_too(fitted) -> No
         await pool.start()
         try:
             later = asyncio.get_running_loop().time() + 60
-            assert (await pool.run(Job(served), later)).error is None
+            assert (await pool.run(Job(served), Place("x"), later)).error is None
             with pytest.raises(WorkerLostError, match="send the request again"):
-                await pool.run(Job("no such plan"), later)
-            assert (await pool.run(Job(served), later)).error is None
+                await pool.run(Job("no such plan"), Place("x"), later)
+            assert (await pool.run(Job(served), Place("x"), later)).error is None
             assert (pool.restarts, pool.alive) == (1, 1)
             (worker,) = pool._alive
             os.kill(int(worker.name.split()[0]), signal.SIGKILL)
-            assert (await pool.run(Job(served), later)).error is None  # died idle: another one does it
+            assert (await pool.run(Job(served), Place("x"), later)).error is None  # died idle: another one does it
             assert pool.restarts == 2
         finally:
             await pool.close()
@@ -200,13 +201,13 @@ def test_a_worker_killed_in_the_middle_of_a_job_is_lost_and_the_job_not_tried_tw
             later = asyncio.get_running_loop().time() + 60
             os.mkfifo(tmp_path / "request")  # to open it waits for somebody who writes, and nobody does
             job = Job(served, request=str(tmp_path / "request"), reply=str(tmp_path / "reply"))
-            running = asyncio.create_task(pool.run(job, later))
+            running = asyncio.create_task(pool.run(job, Place("x"), later))
             await asyncio.sleep(2)
             (worker,) = pool._alive
             os.kill(int(worker.name.split()[0]), signal.SIGKILL)
             with pytest.raises(WorkerLostError, match="send the request again"):
                 await running
-            assert (await pool.run(Job(served), later)).error is None
+            assert (await pool.run(Job(served), Place("x"), later)).error is None
             assert pool.restarts == 1
         finally:
             await pool.close()
@@ -222,7 +223,7 @@ def test_a_pool_closed_while_it_replaces_a_worker_leaves_nothing_behind(fitted) 
         (worker,) = pool._alive
         os.kill(int(worker.name.split()[0]), signal.SIGSTOP)
         with pytest.raises(DeadlineError):
-            await pool.run(Job(served), asyncio.get_running_loop().time() + 0.3)
+            await pool.run(Job(served), Place("x"), asyncio.get_running_loop().time() + 0.3)
         await pool.close()
         assert pool.alive == 0
 

@@ -20,7 +20,7 @@ from quad4fhe import Fit
 from quad4fhe.he import container, keys
 from quad4fhe.he.session import Client
 from quad4fhe.serve.client import Remote, ServiceError
-from serving import RunningServer, inside, until, works
+from serving import RunningServer, Stuck, inside, until, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
 
@@ -41,21 +41,6 @@ def body(server: RunningServer, fit: Fit) -> tuple[str, bytes]:
         request = next(Client(remote.plan).stream(inside(fit, 1)))
         data = b"".join(container.write_request(remote.plan, request))
     return f"{server.url}/models/{fit.model.sha256}/evaluate", data
-
-
-class Stuck:
-    """The server's worker, stopped: what it is given waits until it goes on or is killed."""
-
-    def __init__(self, server: RunningServer) -> None:
-        (self.pid,) = server.workers()
-
-    def __enter__(self) -> Stuck:
-        os.kill(self.pid, signal.SIGSTOP)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if Path(f"/proc/{self.pid}").exists():
-            os.kill(self.pid, signal.SIGCONT)
 
 
 def test_a_worker_killed_in_the_middle_of_a_request_is_a_clear_error_and_then_replaced(server, fitted) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import quad4fhe
-from quad4fhe._files import one_line, write_atomically
+from quad4fhe._files import one_line, shown, write_atomically
 from quad4fhe._terminal import Reporter
 from quad4fhe.cli.manual import WIDTH, Manual
 from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNotReachedError
@@ -180,7 +180,7 @@ def _discard_output() -> None:
 def _fail(message: str, code: int, json: bool) -> int:
     if json:
         print_json({"error": message, "exit_code": code})
-    sys.stderr.write(f"quad4fhe: {' '.join(message.split())}\n")
+    sys.stderr.write(f"quad4fhe: {shown(' '.join(message.split()))}\n")
     return code
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from quad4fhe._files import shown
 from quad4fhe._terminal import Reporter
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
 from quad4fhe.cli.app import FitFile, JsonFlag, app, at_work, print_json, print_table, say
@@ -117,7 +118,7 @@ def _print_score(found: Score, replies: Path) -> None:
 
 def _name(what: str, problems: tuple[Problem, ...]) -> None:
     for problem in problems[:_SHOWN]:
-        say(f"{what}: {problem.file}: {problem.reason}")
+        say(shown(f"{what}: {problem.file}: {problem.reason}"))
     if len(problems) > _SHOWN:
         say(f"and {len(problems) - _SHOWN} more; --json names them all")
 

@@ -121,6 +121,12 @@ def serve_command(
     queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.", min=0)] = 8,
     deadline: Annotated[float, typer.Option(help="Seconds for a request, upload included.")] = 60.0,
     max_keys: Annotated[int, typer.Option(help="Clients whose evaluation keys are kept.", min=1)] = 64,
+    max_connections: Annotated[
+        int, typer.Option(help="Open connections; at the limit the oldest idle one is closed for a new one.", min=1)
+    ] = 512,
+    per_address: Annotated[
+        int, typer.Option(help="Open connections of one address; raise it behind a reverse proxy.", min=1)
+    ] = 64,
     worker_memory: Annotated[
         int | None, typer.Option(help="MiB a worker may use; 0: no limit. Default: what its plans can need.", min=0)
     ] = None,
@@ -157,7 +163,15 @@ def serve_command(
     if spool is not None and not spool.is_dir():
         raise InputError(f"{spool} is not a folder; requests wait in it, so make it or name another")
     most = None if worker_memory is None else worker_memory * 2**20
-    limits = Limits(workers=workers, queue=queue, deadline=deadline, keys=max_keys, memory=most)
+    limits = Limits(
+        workers=workers,
+        queue=queue,
+        deadline=deadline,
+        keys=max_keys,
+        memory=most,
+        connections=max_connections,
+        per_address=per_address,
+    )
     tokens = () if token_file is None else read_tokens(token_file)
     given = [read_plan(file) for file in plans or []]
     hosted: list[Hosted] = []

@@ -1,7 +1,8 @@
 """The local engine: one process a worker on this machine, spoken to over its standard input and output.
 
-Decides how a process is started, framed and ended. Each is a fresh interpreter: nothing is forked, and a caller's
-script is not run again, so it needs no `if __name__ == "__main__"`. It ends by itself when the driver is gone.
+Decides how a process is started, framed and ended. Tasks are pickled; what a worker says is not, see `codec`. Each is
+a fresh interpreter: nothing is forked, and a caller's script is not run again, so it needs no `if __name__ ==
+"__main__"`. It ends by itself when the driver is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, BinaryIO
 
 from quad4fhe._files import one_line
 from quad4fhe.engines.base import ONE_THREAD, Team, Work, cores
-from quad4fhe.engines.team import ATTEMPTS, Answered, CrewTeam, Failed, Lost, Outcome, attempt, portable
+from quad4fhe.engines.team import ATTEMPTS, Answered, CrewTeam, Failed, Lost, Outcome, attempt, decoded, encoded, traced
 from quad4fhe.errors import InputError
 
 # The search path travels first, so that the worker finds what the driver found.
@@ -31,6 +32,7 @@ _PROGRAM = (
     "from quad4fhe.engines.local import main; main()"
 )
 _LENGTH = struct.Struct("<Q")
+_LONGEST = 2**34  # bytes of one frame: what a worker claims is not believed beyond that
 _LOOK = 0.5  # seconds between a worker's looks at whether its driver is still there
 _GRACE = 2.0  # seconds for a process that closed its pipes to end by itself, so that its exit code can be told
 
@@ -163,7 +165,7 @@ class _Process:
         try:
             data = pickle.dumps(task, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # the same of a task
-            return Failed(portable(error))
+            return Failed(traced(error))
         return self._exchange(_LENGTH.pack(len(data)), data, started=started)
 
     def _exchange(self, *parts: bytes, started: bool = False) -> Outcome:
@@ -175,7 +177,7 @@ class _Process:
                 stdin.write(part)
             stdin.flush()
             data = _read(stdout)
-        except OSError:
+        except (OSError, MemoryError):
             data = None
         if data is None:
             try:
@@ -184,11 +186,7 @@ class _Process:
                 self.kill()
                 code = self._process.wait()
             return Lost(_how_it_ended(code), started)
-        try:
-            outcome: Answered | Failed = pickle.loads(data)
-        except Exception as error:  # the class of a result that only the worker can import
-            return Failed(portable(error))
-        return outcome
+        return decoded(data)
 
 
 class _End:
@@ -209,6 +207,8 @@ def _read(stream: BinaryIO | Any) -> bytes | None:
     if len(head) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack(head)
+    if length > _LONGEST:
+        return None
     data: bytes = stream.read(length)
     return data if len(data) == length else None
 
@@ -230,10 +230,7 @@ def main() -> None:
     stdin = sys.stdin.buffer
 
     def say(outcome: Answered | Failed) -> None:
-        try:
-            data = pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            data = pickle.dumps(Failed(portable(error)))
+        data = encoded(outcome)
         out.write(_LENGTH.pack(len(data)))
         out.write(data)
         out.flush()

@@ -20,7 +20,7 @@ from typing import Any
 from quad4fhe._files import one_line
 from quad4fhe.engines.base import ONE_THREAD, Team, Work, WorkerLostError, cores
 from quad4fhe.engines.local import pickled
-from quad4fhe.engines.team import ATTEMPTS, Answered, CrewTeam, Failed, Lost, Outcome, attempt
+from quad4fhe.engines.team import ATTEMPTS, Answered, CrewTeam, Failed, Lost, Outcome, attempt, decoded, encoded
 from quad4fhe.errors import InputError, MissingExtraError
 
 # Read by Ray when it is imported or started: no reports to its makers, and the behaviour it warns it will have.
@@ -124,7 +124,11 @@ def _cpus() -> int:
 
 
 class _Worker:
-    """What an actor is; everything it raises on purpose is an outcome, so that Ray wraps nothing."""
+    """What an actor is; everything it raises on purpose is an outcome, so that Ray wraps nothing.
+
+    It answers in bytes, which Ray carries as they are. An actor that was taken over can answer in other ways, and Ray
+    unpickles those in the driver: SECURITY.md says what follows from that.
+    """
 
     def __init__(self, make: bytes, path: list[str]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -132,13 +136,13 @@ class _Worker:
         sys.path += [place for place in path if place not in sys.path]
         self._made = attempt(lambda data: pickle.loads(data)(), make)
 
-    def ready(self) -> Outcome:
-        return Answered(None) if isinstance(self._made, Answered) else self._made
+    def ready(self) -> bytes:
+        return encoded(Answered(None) if isinstance(self._made, Answered) else self._made)
 
-    def do(self, task: Any, _ready: Outcome) -> Outcome:
+    def do(self, task: Any, _ready: bytes) -> bytes:
         if isinstance(self._made, Failed):
-            return Lost(f"its set-up failed ({one_line(self._made.error)})", started=False)
-        return attempt(self._made.value, task)
+            return encoded(Lost(f"its set-up failed ({one_line(self._made.error)})", started=False))
+        return encoded(attempt(self._made.value, task))
 
 
 class _Actors:
@@ -197,7 +201,7 @@ class _Actors:
 
     def _fetch(self, place: int, ref: Any, timeout: float | None) -> Outcome:
         try:
-            outcome: Outcome = ray.get(ref, timeout=timeout)
+            answer = ray.get(ref, timeout=timeout)
         except ray.exceptions.GetTimeoutError:
             raise WorkerLostError(
                 f"Ray did not start a worker within {_START_SECONDS:.0f} s; are its CPUs taken by others?"
@@ -206,16 +210,22 @@ class _Actors:
             return Lost(_why(error), self._was_ready(place))
         except ray.exceptions.RayError as error:  # a task or result that can't be carried, or was lost on the way
             return Failed(WorkerLostError(f"Ray could not deliver: {one_line(error)}"))
-        return outcome
+        return _outcome(answer)
 
     def _was_ready(self, place: int) -> bool:
         done, _ = ray.wait([self._ready[place]], timeout=0)
         if not done:
             return False
         try:
-            return isinstance(ray.get(self._ready[place]), Answered)
+            return isinstance(_outcome(ray.get(self._ready[place])), Answered)
         except ray.exceptions.RayError:
             return False
+
+
+def _outcome(answer: Any) -> Outcome:
+    if not isinstance(answer, bytes):
+        return Failed(WorkerLostError("a worker did not answer in bytes"))
+    return decoded(answer)
 
 
 def _why(error: Exception) -> str:

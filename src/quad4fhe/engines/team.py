@@ -6,7 +6,6 @@ outcomes back; it decides nothing.
 
 from __future__ import annotations
 
-import pickle
 import threading
 import traceback
 from collections import deque
@@ -15,9 +14,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
-from quad4fhe._files import one_line
+from quad4fhe.engines import codec
 from quad4fhe.engines.base import Done, Team, Work, WorkerLostError
-from quad4fhe.errors import Quad4FHEError
 
 ATTEMPTS = 3  # of one task, if its worker dies each time
 _FAILED_STARTS = 3  # in a row, before it is the machine's fault and not a task's
@@ -48,10 +46,6 @@ class Lost:
 Outcome = Answered | Failed | Lost
 
 
-class WorkError(Quad4FHEError):
-    """An error of the work that can't be carried between processes as it was; its name and message."""
-
-
 class Crew(Protocol):
     """One worker at each of `size` places, which answers the tasks it is given in their order."""
 
@@ -80,25 +74,44 @@ class Crew(Protocol):
 
 
 def attempt(work: Work, task: Any) -> Answered | Failed:
-    """Do a task inside a worker; what it raises becomes an outcome that can be pickled."""
+    """Do a task inside a worker; what it raises becomes an outcome."""
     try:
         return Answered(work(task))
     except Exception as error:
-        return Failed(portable(error))
+        return Failed(traced(error))
 
 
-def portable(error: Exception) -> Exception:
-    """The error as it can be sent, with the worker's traceback as a note; another class where pickle can't carry it."""
-    note = "in a worker:\n" + "".join(traceback.format_exception(error)).rstrip()
-    error.__cause__ = error.__context__ = None
+def traced(error: Exception) -> Exception:
+    """The error with the worker's traceback as a note."""
+    error.add_note("in a worker:\n" + "".join(traceback.format_exception(error)).rstrip())
+    return error
+
+
+def encoded(outcome: Outcome) -> bytes:
+    """What a worker sends; a result that can't be sent is an error of its task."""
+    if isinstance(outcome, Answered):
+        try:
+            return codec.encode(["answered", outcome.value])
+        except Exception as error:  # of many kinds: whatever a class raises when it is read
+            outcome = Failed(traced(error))
+    if isinstance(outcome, Failed):
+        return codec.encode(["failed", outcome.error])
+    return codec.encode(["lost", outcome.why, outcome.started])
+
+
+def decoded(data: bytes) -> Outcome:
+    """What a worker sent; anything else than an outcome is an error of its task."""
     try:
-        same = pickle.loads(pickle.dumps(error))
-        usable = type(same) is type(error) and str(same) == str(error)
-    except Exception:
-        usable = False
-    sent = error if usable else WorkError(f"{type(error).__name__}: {one_line(error)}")
-    sent.add_note(note)
-    return sent
+        match codec.decode(data):
+            case ["answered", value]:
+                return Answered(value)
+            case ["failed", Exception() as error]:
+                return Failed(error)
+            case ["lost", str(why), bool(started)]:
+                return Lost(why, started)
+    except codec.WorkError as error:
+        return Failed(error)
+    return Failed(codec.WorkError("a worker said something that is no outcome of a task"))
 
 
 @dataclass(eq=False)

@@ -24,9 +24,13 @@ from quad4fhe.he import batch, packed
 from quad4fhe.he.keys import StoredKey
 from quad4fhe.he.packed import EvaluationKeys
 from quad4fhe.he.residues import KernelName, check_residues
-from quad4fhe.he.seal import Context, SecretKey
+from quad4fhe.he.seal import Context, SealError, SecretKey
 from quad4fhe.mlp import decide
 from quad4fhe.quadratic import QuadraticModel
+
+# What the binding makes of the exceptions of C++. A MemoryError is not the client's fault and passes.
+_SEAL_RAISES = (ValueError, RuntimeError, IndexError, ArithmeticError)
+_LOOK = 16  # residues
 
 
 class ReplyError(Quad4FHEError):
@@ -197,10 +201,13 @@ class Server:
             raise InputError("layout packed needs evaluation keys: pass client.evaluation_keys()")
         if key_id in self._keys:
             raise InputError("keys of this name are known already and are not replaced; forget them first")
-        context = self._packed.context
+        context, steps = self._packed.context, self.plan.packing.steps()
         try:
+            relin = context.switching_words(keys.relin, [0], single=True)
+            if not (_opaque(relin) and _opaque(context.switching_words(keys.galois, steps))):
+                raise InputError("some of the evaluation keys are zero; make them again")
             self._keys[key_id] = (context.relin_keys(keys.relin), context.galois_keys(keys.galois))
-        except (ValueError, RuntimeError) as error:
+        except (*_SEAL_RAISES, SealError) as error:
             raise InputError(f"not evaluation keys of this plan: {error}") from None
 
     def knows(self, key_id: bytes) -> bool:
@@ -217,7 +224,7 @@ class Server:
         if header.plan != self.plan.sha256 or header.model != self.plan.model_id:
             raise InputError("the request was made for another plan or model; plan and encrypt again")
         if self._batch is not None:
-            return Reply(header, self._batch.evaluate(request.chunks))
+            return Reply(header, self._batch.evaluate(map(_encrypted, request.chunks)))
         assert self._packed is not None
         keys = self._keys.get(header.key)
         if keys is None:
@@ -225,12 +232,31 @@ class Server:
         chunks = list(request.chunks)
         if not chunks or len({(chunk.shape, chunk.dtype) for chunk in chunks}) > 1:
             raise InputError("the request has no ciphertexts, or some of another size; encrypt again")
+        for chunk in chunks:
+            _encrypted(chunk[None])
         try:
             return Reply(header, self._packed.evaluate(np.stack(chunks), keys))
-        except ValueError as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"this client's evaluation keys do not serve this plan: {error}") from None
+        except InputError:
+            raise
+        except _SEAL_RAISES as error:
+            # Also where an intermediate result is transparent: ciphertexts or keys can be made such that it is.
+            raise InputError(
+                f"SEAL refuses this request with this client's evaluation keys ({error}); make both again"
+            ) from None
+
+
+def _encrypted(chunk: NDArray[Any]) -> NDArray[Any]:
+    """Residues (rows, 2, primes, N) as they are; refuses transparent ones, which anybody could read."""
+    if chunk.ndim == 4 and chunk.shape[1] == 2 and not _opaque(chunk):
+        raise InputError("the request has a ciphertext that encrypts nothing: its second polynomial is zero")
+    return chunk
+
+
+def _opaque(residues: NDArray[Any]) -> bool:
+    """Whether the second polynomial of every ciphertext (..., 2, primes, N) has a residue that is not zero."""
+    second = residues[..., 1, :, :]
+    honest = second[..., 0, :_LOOK].any(axis=-1)  # practically always, and read without the rest
+    return bool(second[~honest].any(axis=(-1, -2)).all())
 
 
 def _require_room(plan: Plan, model: QuadraticModel) -> None:

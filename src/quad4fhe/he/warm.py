@@ -1,4 +1,4 @@
-"""Lets compiled kernels be ready before the first request: one evaluation of zeros.
+"""Lets compiled kernels be ready before the first request: one evaluation of ones.
 
 Decides that a request too large to be held in memory at once is not worth it.
 """
@@ -20,6 +20,6 @@ def warm_up(server: Server) -> None:
     if plan.layout == "packed" or container.size(plan, Kind.request) > _LARGEST:
         return
     form = container.form(plan, Kind.request)
-    zeros = np.zeros(form.shape, dtype=f"<u{form.width}")
-    zeros.setflags(write=False)  # as what is read from a file is
-    server.evaluate(Request(Header(plan.sha256, plan.model_id, bytes(16), bytes(16)), [zeros]))
+    ones = np.ones(form.shape, dtype=f"<u{form.width}")
+    ones.setflags(write=False)  # as what is read from a file is
+    server.evaluate(Request(Header(plan.sha256, plan.model_id, bytes(16), bytes(16)), [ones]))

@@ -7,6 +7,7 @@ needs to know. Cryptography is left to `he`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, samples, samples_sha256
-from quad4fhe._files import opened, parsing
+from quad4fhe._files import opened, parsing, shown
 from quad4fhe._progress import Progress, silent
 from quad4fhe.circuit.domain import check_inside
 from quad4fhe.circuit.plan import Plan
@@ -25,11 +26,12 @@ from quad4fhe.errors import InputError
 from quad4fhe.he import container
 from quad4fhe.he.keys import StoredKey
 from quad4fhe.he.session import Client, ReplyError
-from quad4fhe.scoring.files import Journal, appearing, only_writer, remove_parts
+from quad4fhe.scoring.files import Journal, appearing, only_writer, open_regular, remove_parts
 
 PLAN = "plan.json"
 REQUEST, REPLY, KEYS = ".request", ".reply", ".keys"
 _VERSION = 1
+_PLAN_BYTES = 2**26  # far more than any
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,28 @@ def index_path(folder: Path) -> Path:
 def read_plan(path: Path) -> Plan:
     """A plan from a JSON file."""
     with opened(path):
-        with parsing("the plan", "make one with: quad4fhe plan FIT --json"):
-            fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        return Plan.from_dict(fields)
+        return _plan(path.read_bytes())
+
+
+def plan_of(folder: Path) -> Plan:
+    """The plan in a folder of requests."""
+    try:
+        with open_regular(folder / PLAN) as file:
+            data = file.read(_PLAN_BYTES)
+    except FileNotFoundError:
+        raise InputError(f"{folder / PLAN}: no such file; check the path, or give the plan itself") from None
+    except OSError as error:
+        raise InputError(f"{folder / PLAN}: {error.strerror or error}; give the plan itself") from None
+    try:
+        return _plan(data)
+    except InputError as error:
+        raise InputError(f"{folder / PLAN}: {error}") from None
+
+
+def _plan(data: bytes) -> Plan:
+    with parsing("the plan", "make one with: quad4fhe plan FIT --json"):
+        fields = msgspec.json.decode(data, type=dict[str, Any])
+    return Plan.from_dict(fields)
 
 
 def write_requests(
@@ -92,7 +113,7 @@ def write_requests(
         _require_own(folder, client.key_id, before)
         _write_plan(folder, plan)
         keys_file = folder / f"{client.key_id.hex()}{KEYS}"
-        if plan.layout == "packed" and not keys_file.exists():
+        if plan.layout == "packed" and (keys_file.is_symlink() or not keys_file.exists()):
             keys = client.evaluation_keys()
             assert keys is not None
             with appearing(keys_file) as file:
@@ -156,15 +177,17 @@ def _read_one(client: Client, line: dict[str, Any], rows: slice, replies: Path) 
     file = replies / Path(name).with_suffix(REPLY).name
     client.reopen(bytes.fromhex(line["nonce"]), rows.stop - rows.start)
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             reply = container.read_reply(client.plan, stream)
         if reply.header.nonce.hex() != line["nonce"]:
             raise ReplyError("it answers another request")
         return Batch(name, rows, outputs, client.decrypt(reply))
     except FileNotFoundError:
         return Batch(name, rows, outputs, None, f"{file.name} is missing")
-    except (InputError, ReplyError, OSError) as error:
+    except (InputError, ReplyError) as error:
         return Batch(name, rows, outputs, None, f"{file.name}: {error}")
+    except OSError as error:
+        return Batch(name, rows, outputs, None, f"{file.name}: {error.strerror or error}")
 
 
 def _head(plan: Plan, key: StoredKey, X: NDArray[Any]) -> dict[str, Any]:
@@ -192,7 +215,7 @@ def _require_own(folder: Path, key_id: bytes, before: set[str]) -> None:
     """Refuse to write over requests of others; a kill leaves at most one of our own that the index does not name."""
     unknown = [path for path in folder.glob(f"*{REQUEST}") if path.name not in before]
     for path in unknown:
-        with path.open("rb") as file, parsing(f"the file {path.name}", "choose an empty folder"):
+        with parsing(f"the file {shown(path.name)}", "choose an empty folder"), open_regular(path) as file:
             own = container.peek(file.read(container.HEADER_BYTES)).key == key_id
         if not own or len(unknown) > 1:
             raise InputError(f"{folder} holds requests that are not in {index_path(folder)}; choose an empty folder")
@@ -200,8 +223,8 @@ def _require_own(folder: Path, key_id: bytes, before: set[str]) -> None:
 
 def _write_plan(folder: Path, plan: Plan) -> None:
     place = folder / PLAN
-    if place.exists():
-        if read_plan(place).sha256 != plan.sha256:
+    if os.path.lexists(place):
+        if plan_of(folder).sha256 != plan.sha256:
             raise InputError(f"{place} is another plan; choose another folder for these requests")
         return
     with appearing(place) as file:

@@ -9,14 +9,16 @@ how workers run is left to `engines`, what they do to `worker`.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from quad4fhe._files import shown
 from quad4fhe._progress import Progress, silent
 from quad4fhe.circuit.plan import Fitted, Plan, require_model
 from quad4fhe.engines import Done, Engine
@@ -25,8 +27,18 @@ from quad4fhe.errors import InputError
 from quad4fhe.he import container
 from quad4fhe.he.container import Kind
 from quad4fhe.scoring import worker
-from quad4fhe.scoring.batches import KEYS, PLAN, REPLY, REQUEST, read_plan
-from quad4fhe.scoring.files import DIGEST, Journal, appearing, claimed_digest, intact_digest, only_writer, remove_parts
+from quad4fhe.scoring.batches import KEYS, REPLY, REQUEST, plan_of
+from quad4fhe.scoring.files import (
+    DIGEST,
+    Journal,
+    appearing,
+    claimed_digest,
+    intact_digest,
+    only_writer,
+    open_regular,
+    own_folder,
+    remove_parts,
+)
 from quad4fhe.scoring.files import sha256 as file_sha256
 
 Payload = Literal["auto", "files", "bytes"]
@@ -101,7 +113,7 @@ def score(
     """
     started = time.monotonic()
     names = _requests(requests)
-    plan = read_plan(requests / PLAN) if plan is None else plan
+    plan = plan_of(requests) if plan is None else plan
     require_model(plan, fit.model)
     chosen = named_engine(engine, workers)
     how = payload if payload != "auto" else "files" if getattr(chosen, "here", False) else "bytes"
@@ -162,14 +174,14 @@ class _Run:
             if line is None:
                 out.append(name)
             elif "reason" in line:
-                if file_sha256(self.requests / name) == line["sha256"]:
+                if _hash(self.requests / name, file_sha256) == line["sha256"]:
                     self.known += 1
                     self.quarantined.append(Problem(name, line["reason"]))
                 else:
                     (self.replies / QUARANTINE / f"{name}.txt").unlink(missing_ok=True)
                     out.append(name)
             elif (
-                claimed_digest(self.requests / name) != line["request_sha256"]
+                _hash(self.requests / name, claimed_digest) != line["request_sha256"]
                 or intact_digest(self._reply(name)) != line["sha256"]
             ):
                 out.append(name)
@@ -182,8 +194,11 @@ class _Run:
         size = container.size(self.plan, Kind.request)
         for name in names:
             path = self.requests / name
+            if name != shown(name):
+                self._fail(name, "its name has characters that can't be printed; rename it")
+                continue
             try:
-                with path.open("rb") as file:
+                with open_regular(path) as file:
                     first = file.read(container.HEADER_BYTES)
                     claim = container.peek(first)
                     if claim.kind is not Kind.request:
@@ -225,7 +240,7 @@ class _Run:
                 worker.write_reply(self._reply(task.name), [answer.data])
             except worker.ReplyFolderError as error:
                 raise InputError(f"{error}; make room, then run again: {self.answered} are done") from None
-        elif not _unchanged(self.requests / task.name, task.sha256):
+        elif _hash(self.requests / task.name, claimed_digest) != task.sha256:
             self._fail(task.name, "the file was replaced while it was read; run again")
             return
         line = {"request": task.name, "request_sha256": task.sha256}
@@ -242,7 +257,10 @@ class _Run:
             self._fail(name, f"can't be read: {error.strerror or error}")
             return
         folder = self.replies / QUARANTINE
-        folder.mkdir(exist_ok=True)
+        try:
+            own_folder(folder)
+        except OSError as error:
+            raise InputError(f"can't use {folder}: {error.strerror or error}; remove it, then run again") from None
         with appearing(folder / f"{name}.txt") as file:
             file.write(f"{name}\n{reason}\nSHA-256 {digest}\n".encode())
         self.manifest.add({"request": name, "reason": reason, "sha256": digest})
@@ -251,7 +269,7 @@ class _Run:
         self.settled += 1
 
     def _fail(self, name: str, reason: str) -> None:
-        self.failed.append(Problem(name, reason))
+        self.failed.append(Problem(shown(name), reason))
         self.settled += 1
 
     def _reply(self, name: str) -> Path:
@@ -261,7 +279,8 @@ class _Run:
 def _requests(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder; wanted one of request files, from: quad4fhe query FOLDER DATA --plan")
-    names = sorted(path.name for path in folder.glob(f"*{REQUEST}") if path.is_file() and path.name[0] != ".")
+    # Also what is no file: it is then named as a request that failed, not passed over.
+    names = sorted(path.name for path in folder.glob(f"*{REQUEST}") if path.name[0] != ".")
     if not names:
         raise InputError(f"{folder} has no files named *{REQUEST}; make some with: quad4fhe query FOLDER DATA --plan")
     return names
@@ -275,7 +294,7 @@ def _keys(plan: Plan, folder: Path, send: bool) -> dict[bytes, worker.Source]:
     size = container.size(plan, Kind.keys)
     for path in sorted(folder.glob(f"*{KEYS}")):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 first = file.read(container.HEADER_BYTES)
                 claim = container.peek(first)
                 if claim.kind is Kind.keys and claim.plan == plan.sha256:
@@ -294,16 +313,20 @@ def _keys(plan: Plan, folder: Path, send: bool) -> dict[bytes, worker.Source]:
 def _folder(replies: Path) -> Iterator[None]:
     try:
         replies.mkdir(exist_ok=True)
-        (replies / ".lock").touch()
+        if os.path.lexists(replies / QUARANTINE):
+            own_folder(replies / QUARANTINE)
     except OSError as error:
-        raise InputError(f"can't use {replies} for replies: {error.strerror or error}; name a folder") from None
+        raise InputError(
+            f"can't use {error.filename or replies} for replies: {error.strerror or error}; name another"
+        ) from None
     with only_writer(replies):
         remove_parts(replies)
         yield
 
 
-def _unchanged(path: Path, digest: str) -> bool:
+def _hash(path: Path, function: Callable[[Path], str]) -> str | None:
+    """A hash of a file; None where there is no such file any more."""
     try:
-        return claimed_digest(path) == digest
+        return function(path)
     except OSError:
-        return False
+        return None

@@ -21,7 +21,7 @@ from quad4fhe.he import container
 from quad4fhe.he.session import Server
 from quad4fhe.he.warm import warm_up
 from quad4fhe.quadratic import QuadraticModel
-from quad4fhe.scoring.files import DIGEST, appearing
+from quad4fhe.scoring.files import DIGEST, appearing, open_regular
 
 KEYS_AT_ONCE = 8  # clients' evaluation keys in memory; more are read again
 
@@ -119,5 +119,5 @@ def _opened(source: Source) -> Iterator[BinaryIO]:
     if isinstance(source, bytes):
         yield io.BytesIO(source)
         return
-    with Path(source).open("rb") as file:
+    with open_regular(Path(source)) as file:
         yield file

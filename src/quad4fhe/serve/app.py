@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -30,9 +30,10 @@ from quad4fhe.serve.hosted import Hosted, catalogue
 from quad4fhe.serve.linger import Linger
 from quad4fhe.serve.metrics import Metrics
 from quad4fhe.serve.openapi import describe_api
+from quad4fhe.serve.places import EvictedError, Place, Places
 from quad4fhe.serve.pool import DeadlineError, Hand, Pool, WorkerLostError
 from quad4fhe.serve.process import Process
-from quad4fhe.serve.receive import OCTETS, check_head, receive
+from quad4fhe.serve.receive import OCTETS, announced
 from quad4fhe.serve.spool import KeyStore, Spool, taken
 from quad4fhe.serve.worker import Job, ModelJob, Setup
 
@@ -45,8 +46,8 @@ KEYLESS = {"Quad4FHE-Keys": "missing"}  # what tells a client that its keys are 
 class Limits:
     """How much a server takes on.
 
-    Requests at once and waiting, seconds for each, clients whose keys are kept, and bytes of memory for each worker
-    (see `memory`; None is what the plans can need, 0 no limit).
+    Requests at once and waiting, seconds for each, clients whose keys are kept, bytes of memory for each worker (see
+    `memory`; None is what the plans can need, 0 no limit), and open connections in all and of one address.
     """
 
     workers: int = 2
@@ -54,11 +55,15 @@ class Limits:
     deadline: float = 60.0
     keys: int = 64
     memory: int | None = None
+    connections: int = 512
+    per_address: int = 64
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.queue < 0 or not 0 < self.deadline < math.inf or self.keys < 1:
+        least = min(self.workers, self.keys, self.connections, self.per_address)
+        if least < 1 or self.queue < 0 or not 0 < self.deadline < math.inf:
             raise InputError(
-                f"limits out of range: {self}; wanted one or more workers and keys, and a positive deadline"
+                f"limits out of range: {self}; wanted one or more workers, keys and connections, and a positive "
+                "deadline"
             )
 
 
@@ -89,7 +94,7 @@ class Service:
         self._hire = hire
         self._dismiss = dismiss
         self.failure: InputError | None = None
-        self._busy = 0
+        self._places = Places(limits.workers + limits.queue)
         self._uploading: set[tuple[bytes, bytes]] = set()
         self.metrics = Metrics()
         self.spool: Spool
@@ -108,6 +113,7 @@ class Service:
             Route("/models/{model_id}/keys/{key_id}", self._keys, methods=["GET", "PUT"]),
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: refusal})
+        app.router.redirect_slashes = False  # the address it would name is the Host that a stranger wrote
         app.add_middleware(Gate, tokens=self._tokens, metrics=self.metrics)
         app.add_middleware(Linger)
         return app
@@ -140,10 +146,10 @@ class Service:
 
     async def _health(self, _: Request) -> Response:
         alive = self.pool.alive
-        return JSONResponse({"workers": alive, "busy": self._busy}, status_code=200 if alive else 503)
+        return JSONResponse({"workers": alive, "busy": self._places.busy}, status_code=200 if alive else 503)
 
     async def _metrics(self, _: Request) -> Response:
-        text, kind = self.metrics.text(busy=self._busy, alive=self.pool.alive, restarts=self.pool.restarts)
+        text, kind = self.metrics.text(busy=self._places.busy, alive=self.pool.alive, restarts=self.pool.restarts)
         return Response(text, headers={"content-type": kind})
 
     async def _openapi(self, _: Request) -> Response:
@@ -160,21 +166,20 @@ class Service:
         return JSONResponse(plan.to_dict())
 
     async def _evaluate(self, request: Request) -> Response:
-        hosted = self._hosted(request)
-        async with self._place(request, hosted.largest(Kind.request)) as deadline:
+        upload = await announced(request, self._hosted(request), Kind.request)
+        plan, key_id = upload.plan, upload.claim.key
+        keys = self.keys.find(plan.sha256, key_id) if plan.layout == "packed" else None
+        if plan.layout == "packed" and keys is None:
+            raise HTTPException(404, "no evaluation keys of this name: PUT them, then ask again", KEYLESS)
+        async with self._place(request) as (place, deadline):
             with self.spool.slot() as source:
-                plan, claim = await receive(request, hosted, Kind.request, source, deadline)
-                self.metrics.bytes_in.inc(source.stat().st_size)
-                keys = None
-                if plan.layout == "packed":
-                    keys = self.keys.find(plan.sha256, claim.key)
-                    if keys is None:
-                        raise HTTPException(404, "no evaluation keys of this name: PUT them, then ask again", KEYLESS)
+                await upload.spool(source, place, deadline)
+                self.metrics.bytes_in.inc(upload.length)
                 answer = self.spool.new()
                 try:
                     answer.touch(0o600)
-                    job = Job(plan.sha256.hex(), _name(keys), claim.key.hex(), str(source), str(answer))
-                    await self._checked(source, self._run(job, deadline))
+                    job = Job(plan.sha256.hex(), _name(keys), key_id.hex(), str(source), str(answer))
+                    await self._checked(source, self._run(job, place, deadline))
                     file = taken(answer)
                     size = os.fstat(file.fileno()).st_size  # of the open file: a shared folder may tell an old one
                     self.metrics.bytes_out.inc(size)
@@ -197,24 +202,24 @@ class Service:
             if self.keys.find(plan.sha256, key_id) is None:
                 raise HTTPException(404, "no evaluation keys of this name: PUT them", KEYLESS)
             return Response(status_code=204)
-        async with self._place(request, hosted.largest(Kind.keys)) as deadline:
+        upload = await announced(request, hosted, Kind.keys)
+        if upload.claim.key != key_id:
+            raise HTTPException(400, "the keys are named otherwise inside; PUT them under their own name")
+        name = (plan.sha256, key_id)
+        if self.keys.find(*name) is not None or name in self._uploading:
+            raise HTTPException(409, "keys of this name are here already, and are not replaced")
+        async with self._place(request) as (place, deadline):
             file = self.spool.new()
+            self._uploading.add(name)
             try:
-                plan, claim = await receive(request, hosted, Kind.keys, file, deadline)
-                self.metrics.bytes_in.inc(file.stat().st_size)
-                if claim.key != key_id:
-                    raise HTTPException(400, "the keys are named otherwise inside; PUT them under their own name")
-                if self.keys.find(plan.sha256, key_id) is not None or (plan.sha256, key_id) in self._uploading:
-                    raise HTTPException(409, "keys of this name are here already, and are not replaced")
-                self._uploading.add((plan.sha256, key_id))
-                try:
-                    await self._run(Job(plan.sha256.hex(), str(file), key_id.hex()), deadline)
-                    kept = file.with_suffix(".keys")
-                    file.rename(kept)
-                    self.keys.keep(plan.sha256, key_id, kept)
-                finally:
-                    self._uploading.discard((plan.sha256, key_id))
+                await upload.spool(file, place, deadline)
+                self.metrics.bytes_in.inc(upload.length)
+                await self._run(Job(plan.sha256.hex(), str(file), key_id.hex()), place, deadline)
+                kept = file.with_suffix(".keys")
+                file.rename(kept)
+                self.keys.keep(*name, kept)
             finally:
+                self._uploading.discard(name)
                 file.unlink(missing_ok=True)
         return Response(status_code=204)
 
@@ -225,24 +230,26 @@ class Service:
         return found
 
     @contextlib.asynccontextmanager
-    async def _place(self, request: Request, largest: int) -> AsyncIterator[float]:
-        """A place among the requests that are worked on or wait; gives the deadline."""
-        check_head(request, largest)
+    async def _place(self, request: Request) -> AsyncIterator[tuple[Place, float]]:
+        """A place among the requests that are worked on or wait, and the deadline."""
         deadline = asyncio.get_running_loop().time() + self.limits.deadline
-        if self._busy >= self.limits.workers + self.limits.queue:
-            wait = max(1, math.ceil(self.metrics.usual_seconds))  # from queue to answer, so the queue is in it
-            raise HTTPException(429, "the queue is full; send the request again later", {"Retry-After": str(wait)})
-        self._busy += 1
+        place = self._places.take(request.state.owner)
+        if place is None:
+            raise self._full("the queue is full; send the request again later")
+        request.state.placed = True
         try:
-            yield deadline
-        except ClientDisconnect:
-            log.info("a client left before its upload was complete")
-            raise HTTPException(400, "the upload is not complete") from None
+            yield place, deadline
+        except EvictedError as error:
+            raise self._full(str(error)) from None
         except OSError as error:
             log.error("can't spool a request: %s", error.strerror)
             raise HTTPException(503, "the server has no room for the request", {"Retry-After": "10"}) from None
         finally:
-            self._busy -= 1
+            self._places.release(place)
+
+    def _full(self, why: str) -> HTTPException:
+        wait = max(1, math.ceil(self.metrics.usual_seconds))  # from queue to answer, so the queue is in it
+        return HTTPException(429, why, {"Retry-After": str(wait)})
 
     async def _checked(self, body: Path, answering: Coroutine[Any, Any, None]) -> None:
         """Compute the SHA-256 of a body here while a worker answers; no answer leaves before both are done."""
@@ -254,10 +261,10 @@ class Service:
         if (said := damage.result()) is not None:
             raise HTTPException(400, said)
 
-    async def _run(self, job: Job, deadline: float) -> None:
+    async def _run(self, job: Job, place: Place, deadline: float) -> None:
         try:
             with self.metrics.job():
-                answer = await self.pool.run(job, deadline)
+                answer = await self.pool.run(job, place, deadline)
         except WorkerLostError as error:
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
         except DeadlineError as error:

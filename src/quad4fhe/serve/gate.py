@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+from collections.abc import Hashable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quad4fhe.serve.connections import network
 from quad4fhe.serve.metrics import Metrics
 
 log = logging.getLogger("quad4fhe.serve")
@@ -42,21 +44,26 @@ class Gate:
                 log.info("%s %s %d", method, route, message["status"])
             await send(message)
 
-        if route != "/health" and not self._admits(request.headers.get("authorization", "")):
+        owner = self._owner(request)
+        if route != "/health" and owner is None:
             headers = {"WWW-Authenticate": "Bearer"}
             answer = _error(401, "a token is needed: Authorization: Bearer TOKEN", headers)
             await answer(scope, receive, counted)
             return
+        request.state.owner = owner
         await self._app(scope, receive, counted)
 
-    def _admits(self, authorization: str) -> bool:
-        """Whether the header holds one of the tokens; the time this takes does not depend on how much of one fits."""
+    def _owner(self, request: Request) -> Hashable | None:
+        """Who shares places in the queue: the token's number, or the address where there are no tokens; None: nobody.
+
+        The time this takes does not depend on how much of a token fits.
+        """
         if not self._tokens:
-            return True
-        scheme, _, token = authorization.partition(" ")
+            return network(request.client.host) if request.client is not None else ""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
         found = hashlib.sha256(token.encode("utf-8", "replace")).digest()
         fits = [hmac.compare_digest(found, own) for own in self._tokens]
-        return any(fits) and scheme.lower() == "bearer"
+        return fits.index(True) if any(fits) and scheme.lower() == "bearer" else None
 
 
 async def refusal(_: Request, error: Exception) -> Response:

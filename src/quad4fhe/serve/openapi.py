@@ -27,9 +27,10 @@ _WORDS = {
     "404": "No such model, layout or key.",
     "408": "The upload took too long.",
     "409": "Keys of this name are here already.",
+    "411": "No Content-Length.",
     "413": "Longer than the plan prescribes.",
     "415": "Not application/octet-stream, or compressed.",
-    "429": "The queue is full.",
+    "429": "The queue is full, or others have fewer places in it.",
     "503": "A worker was lost or there is no room; the same request may be sent again.",
     "504": "The deadline passed.",
 }
@@ -59,7 +60,7 @@ def describe_api(tokens: bool) -> dict[str, Any]:
     model, key = _parameter("model_id", 64), _parameter("key_id", 32)
     layout = {"name": "layout", "in": "query", "required": False, "schema": {"enum": ["batch", "packed"]}}
     body = {"required": True, "content": _OCTETS}
-    upload = ("400", "401", "404", "408", "413", "415", "429", "503", "504")
+    upload = ("400", "401", "404", "408", "411", "413", "415", "429", "503", "504")
     counts = {"type": "object", "properties": {"workers": {"type": "integer"}, "busy": {"type": "integer"}}}
     models = {"type": "object", "properties": {"models": {"type": "array", "items": _MODEL}}, "required": ["models"]}
     unwell = {"503": {"description": "No worker is alive.", "content": {"application/json": {"schema": counts}}}}

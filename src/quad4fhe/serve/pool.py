@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quad4fhe.errors import Quad4FHEError
+from quad4fhe.serve.places import EvictedError, FairQueue, Place
 from quad4fhe.serve.worker import Answer, Job, Setup
 
 log = logging.getLogger("quad4fhe.serve")
@@ -56,7 +57,7 @@ class Pool:
         self._setup = msgspec.json.encode(setup)
         self._count = workers
         self._hire = hire
-        self._idle: asyncio.Queue[Hand] = asyncio.Queue()
+        self._idle: FairQueue[Hand] = FairQueue()
         self._alive: set[Hand] = set()
         self._starting: set[asyncio.Task[Any]] = set()
         self._ending: set[asyncio.Task[Any]] = set()
@@ -76,15 +77,14 @@ class Pool:
             await self.close()
             raise
 
-    async def run(self, job: Job, deadline: float) -> Answer:
-        """Give a job to the next idle worker; `deadline` is a time of the event loop's clock."""
+    async def run(self, job: Job, place: Place, deadline: float) -> Answer:
+        """Give a job to the next idle worker; `deadline` is a time of the event loop's clock.
+
+        Raises EvictedError where the place is given to somebody else before a worker is free.
+        """
         line = msgspec.json.encode(job)
         while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    worker = await self._idle.get()
-            except TimeoutError:
-                raise WorkerLostError("no worker was free within the deadline; send the request again later") from None
+            worker = await self._next(place, deadline)
             try:
                 async with asyncio.timeout_at(deadline):
                     answer = msgspec.json.decode(await worker.ask(line), type=Answer)
@@ -102,6 +102,19 @@ class Pool:
                 raise
             self._idle.put_nowait(worker)
             return answer
+
+    async def _next(self, place: Place, deadline: float) -> Hand:
+        worker: Hand | None = None
+        try:
+            async with place.waiting(deadline):
+                worker = await self._idle.get(place.owner)
+        except TimeoutError:
+            raise WorkerLostError("no worker was free within the deadline; send the request again later") from None
+        except EvictedError:
+            if worker is not None:  # both happened at once
+                self._idle.put_nowait(worker)
+            raise
+        return worker
 
     async def close(self) -> None:
         """End every worker."""

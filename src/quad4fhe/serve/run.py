@@ -12,11 +12,13 @@ import logging
 import math
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from quad4fhe._files import one_line
 from quad4fhe.engines import single_workers
@@ -27,9 +29,11 @@ try:
     from uvicorn.protocols.http import httptools_impl
 
     from quad4fhe.serve.app import Limits, Service
+    from quad4fhe.serve.protocol import IDLE_SECONDS, LimitedProtocol
 except ImportError as error:
     raise MissingExtraError(error.name or "uvicorn", "serve", "the server") from None
 
+from quad4fhe.serve.connections import Connections, Listener, room_for
 from quad4fhe.serve.hired import Hired
 from quad4fhe.serve.hosted import Hosted
 from quad4fhe.serve.pool import Hand
@@ -119,27 +123,60 @@ def serve(
         server_header=False,
         proxy_headers=False,
         lifespan="on",
+        http=LimitedProtocol,
         ws="none",
-        ssl_certfile=address.certificate,
-        ssl_keyfile=address.certificate_key,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=math.ceil(limits.deadline) + 5,
-        # Every place in the queue, as many again that are told it is full, and a few for everything else.
-        limit_concurrency=2 * (limits.workers + limits.queue) + 64,
     )
-    server = uvicorn.Server(config)
+    connections = Connections(room_for(limits.connections), limits.per_address)
     with listener, stack:
-        try:
-            config.load()
-        except OSError as error:  # of which those of ssl are a kind
-            raise InputError(
-                f"{address.certificate}: TLS can't use it with its key ({one_line(error)}); give both as PEM"
-            ) from error
+        server = _Server(config, connections, tls_context(address))
         hire = _hirer(engine, limits.workers, stack)
         server.run(sockets=[listener])
     if service.failure is not None:
         raise service.failure
     if not server.started:
         raise InputError("the server did not start; its log says why")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with our own way to accept connections."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._connections, self._tls = connections, tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then listen."""
+        await super().startup(sockets=[])
+        listeners: list[Any] = self.servers  # what uvicorn closes when it stops
+        for each in sockets or []:
+            listeners.append(Listener(each, self._connections, self._protocol, self._tls))
+
+    def _protocol(self, lost: Callable[[], None]) -> LimitedProtocol:
+        return LimitedProtocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, lost=lost
+        )
+
+
+def tls_context(address: Address) -> ssl.SSLContext | None:
+    """TLS 1.2 or newer, with forward secrecy and authenticated encryption alone; None for a server without TLS.
+
+    Nothing of this is left to what OpenSSL, Python or uvicorn take for a good default.
+    """
+    if address.certificate is None or address.certificate_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # of TLS 1.2: those of TLS 1.3 are all of this kind
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    try:
+        context.load_cert_chain(address.certificate, address.certificate_key)
+    except OSError as error:  # of which those of ssl are a kind
+        raise InputError(
+            f"{address.certificate}: TLS can't use it with its key ({one_line(error)}); give both as PEM"
+        ) from error
+    return context
 
 
 def _hirer(engine: str, workers: int, stack: contextlib.ExitStack) -> Callable[[], Hand]:
