@@ -361,7 +361,7 @@ def test_what_can_not_be_scored_is_refused_in_one_line(batch: Given, tmp_path: P
     with pytest.raises(InputError, match=r"can't use .* for replies"):
         score(batch.fit, batch.folder, tmp_path / "file", engine=InlineEngine())
     run(batch)
-    other = make_plan(batch.fit, samples=2048, layout="batch", precision="fast")
+    other = make_plan(batch.fit, samples=2048, layout="batch", box=2 * batch.fit.box)
     with pytest.raises(InputError, match=r"belongs to something else \(another plan\)"):
         run(batch, plan=other)
     (batch.folder / "plan.json").unlink()

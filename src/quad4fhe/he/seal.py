@@ -38,12 +38,12 @@ class SealError(Quad4FHEError):
 class Context:
     """A SEAL context for one chain, with its encoder and evaluator."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, dither_seed: bytes | None = None) -> None:
         check_layout()
         self.chain = chain
         self.seal = _make(chain)
         self.encoder = seal.CKKSEncoder(self.seal)
-        self.dithering = Encoder(chain.ring)
+        self.dithering = Encoder(chain.ring, dither_seed)
         self.evaluator = seal.Evaluator(self.seal)
         self.parms_id = self.seal.first_parms_id()
 
@@ -64,8 +64,12 @@ class Context:
         it can't round otherwise. Where they are too large for that, the coefficients are transformed directly.
         """
         whole, added = self.dithering.encode(values, scale)
-        size = float(np.abs(whole).max(initial=0.0)) if reach is None else reach * scale + 1.0
-        if drops == 0 and size * transform_share(self.chain.ring) * math.sqrt(self.chain.ring) < 0.25:
+        if reach is None:
+            size = float(np.abs(whole).max(initial=0.0))
+            norm = size * math.sqrt(self.chain.ring)
+        else:  # no norm of coefficients exceeds the largest slot
+            size = norm = reach * scale + math.sqrt(self.chain.ring)
+        if drops == 0 and norm * transform_share(self.chain.ring) < 0.25:
             # The binding reads memory as it lies, whatever an array's strides are.
             near = np.ascontiguousarray(values + values_of(added) / scale)
             return [self.encoder.encode_complex(row, scale) for row in near]

@@ -191,7 +191,9 @@ class Server:
             circuit = fold(fit.model, plan.domain.box, plan.form)
             self._batch = batch.BatchEvaluator(quantise(circuit, plan.scales), plan.chain, kernel)
         else:
-            self._packed = packed.PackedEvaluator(fit.model, plan.shift, plan.chain, plan.scales, plan.packing)
+            self._packed = packed.PackedEvaluator(
+                fit.model, plan.shift, plan.chain, plan.scales, plan.packing, plan.sha256
+            )
 
     def register(self, key_id: bytes, keys: EvaluationKeys | None) -> None:
         """Take a client's evaluation keys; does nothing for layout batch."""
