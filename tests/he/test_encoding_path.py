@@ -59,7 +59,7 @@ def test_the_way_a_request_is_encoded_does_not_depend_on_samples(layout, bits: i
     first = steps_of(made, shown[0], monkeypatch)
     assert all(steps_of(made, X, monkeypatch) == first for X in shown[1:])
     if bits is not None:
-        assert bool(first) == (bits > 30)
+        assert bool(first) == (bits > 40)
 
 
 @pytest.mark.parametrize("bits", [30, 45, 55, 60])
