@@ -131,7 +131,11 @@ def test_there_is_exactly_one_reply_a_request_and_requests_are_left_alone(given:
     for i in range(REQUESTS):
         with (given.folder / f"{i:08d}.request").open("rb") as file:
             reply = server.evaluate(container.read_request(given.plan, file))
-        assert (replies / f"{i:08d}.reply").read_bytes() == b"".join(container.write_reply(given.plan, reply))
+        written = b"".join(container.write_reply(given.plan, reply))
+        found = (replies / f"{i:08d}.reply").read_bytes()
+        if given.plan.layout == "batch":  # in layout packed every server rounds its weights at random
+            assert found == written
+        assert (len(found), found[: container.HEADER_BYTES]) == (len(written), written[: container.HEADER_BYTES])
 
 
 def test_a_second_run_repeats_nothing(given: Given) -> None:

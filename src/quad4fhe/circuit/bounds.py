@@ -15,7 +15,7 @@ from quad4fhe.circuit.fold import Circuit, checked_box
 from quad4fhe.errors import InputError
 
 # An eigendecomposition per class is worth it while it takes about a second in all; beyond, the Frobenius norm bounds
-# the spectral norm at the price of one m x m product per class.
+# the spectral norm at the price of one product per class.
 _EIGEN_WORK = 4e9
 ROUNDS = 12  # of tightening the ellipsoid; one gives the ball
 _SLACK = 1e-9  # covers the rounding of the bound's own arithmetic where nothing cancels, many times over
@@ -51,8 +51,9 @@ def _bound(circuit: Circuit, corners: Array, rounds: int) -> Bound:
     radius = (corners[1] - corners[0]) / 2
     y_middle = circuit.W @ middle + circuit.t
     y_radius = np.abs(circuit.W) @ radius
+    lost = 8 * (circuit.features + circuit.units + 8) * _UNIT
     interval = _interval(circuit, middle, radius, y_middle, y_radius)
-    ellipsoid, slope = _ellipsoid(circuit, middle, radius, y_middle, rounds)
+    ellipsoid, slope = _ellipsoid(circuit, middle, radius, y_middle, rounds, lost)
     hidden = np.abs(circuit.W) @ (np.abs(middle) + radius) + np.abs(circuit.t)
     terms = np.abs(circuit.V) @ (hidden * hidden) + np.abs(circuit.c)
     steep = 2.0 * (np.abs(circuit.V) * hidden) @ np.abs(circuit.W)
@@ -61,7 +62,6 @@ def _bound(circuit: Circuit, corners: Array, rounds: int) -> Bound:
         steep = steep + np.abs(circuit.U)
     # Sums that cancel lose units of their terms, which are far larger than the sums where features lie far from zero
     # or a square was completed with a tiny alpha.
-    lost = 8 * (circuit.features + circuit.units + 8) * _UNIT
     best = np.minimum(interval, ellipsoid) + lost * terms
     slope += lost * float(np.linalg.norm(steep, axis=1).max())
     # Each class may take its own bound; the name says which of the two the largest class used.
@@ -91,13 +91,15 @@ def _interval(circuit: Circuit, middle: Array, radius: Array, y_middle: Array, y
     return out
 
 
-def _ellipsoid(circuit: Circuit, middle: Array, radius: Array, y_middle: Array, rounds: int) -> tuple[Array, float]:
+def _ellipsoid(
+    circuit: Circuit, middle: Array, radius: Array, y_middle: Array, rounds: int, lost: float
+) -> tuple[Array, float]:
     """Per class: |F(middle)| + |gradient| + the quadratic form over an ellipsoid around the box; and the slope bound.
 
     With x = middle + radius * z the box is |z_i| <= 1, and for any positive weights p with sum 1 it lies inside the
     ellipsoid sum_i p_i z_i^2 <= 1, where a quadratic form z' A z stays below the largest eigenvalue of
     P^-1/2 A P^-1/2. Equal weights give the ball; moving weight to the coordinates of the leading eigenvector
-    tightens it (the dual of the max-cut relaxation).
+    tightens it (the dual of the max-cut relaxation). `lost` is the relative error of a sum in float64.
     """
     W = circuit.W * radius
     gradient = 2.0 * (circuit.V * y_middle) @ W
@@ -105,18 +107,16 @@ def _ellipsoid(circuit: Circuit, middle: Array, radius: Array, y_middle: Array, 
     if circuit.U is not None:
         gradient += circuit.U * radius
         value = value + circuit.U @ middle
-    width = circuit.features
-    work = float(min(width, circuit.units)) ** 3 * circuit.outputs * 10
-    if work > _EIGEN_WORK:
-        gram = W @ W.T
-        curve = np.array(
-            [width * np.sqrt(max(0.0, float(((v[:, None] * gram) * (gram * v)).sum()))) for v in circuit.V]
-        )
-    else:
-        curve = np.array([_form(W, v, rounds) for v in circuit.V])
-    # The slope per unit of x, not of z: its own spectral norm, by the Frobenius bound (cheap, and never too small).
+    work = float(min(circuit.features, circuit.units)) ** 3 * circuit.outputs * 10
+    form = _frobenius if work > _EIGEN_WORK else _form
+    core = _core(W)
+    curve = np.array([form(W, core, v, rounds, lost) for v in circuit.V])
+    # The slope per unit of x, not of z: its own spectral norm, by the Frobenius bound through the Gram matrix. The sum
+    # of squares cancels where units do; what it loses is within the sum of absolute values.
     gram = circuit.W @ circuit.W.T
-    bend = np.array([2.0 * np.sqrt(max(0.0, float(((v[:, None] * gram) * (gram * v)).sum()))) for v in circuit.V])
+    squares = ((circuit.V @ (gram * gram)) * circuit.V).sum(axis=1)
+    whole = np.abs(circuit.V) @ (circuit.W * circuit.W).sum(axis=1)
+    bend = 2.0 * np.sqrt(np.maximum(squares, 0.0) + 4 * lost * whole * whole)
     still = 2.0 * (circuit.V * y_middle) @ circuit.W
     if circuit.U is not None:
         still = still + circuit.U
@@ -124,16 +124,32 @@ def _ellipsoid(circuit: Circuit, middle: Array, radius: Array, y_middle: Array, 
     return np.abs(value) + np.abs(gradient).sum(axis=1) + curve, float(slope.max())
 
 
-def _form(W: Array, v: Array, rounds: int) -> float:
+def _core(W: Array) -> Array:
+    """W' itself (d, m), or the triangle R (m, m) of its QR decomposition where that is smaller.
+
+    A = W' diag(v) W has the nonzero eigenvalues, and so the norms, of R diag(v) R'.
+    """
+    if W.shape[1] <= W.shape[0]:
+        return W.T
+    _, triangle = np.linalg.qr(W.T)
+    out: Array = triangle
+    return out
+
+
+def _frobenius(W: Array, core: Array, v: Array, _: int, lost: float) -> float:
+    """An upper bound of max |z' A z| over the unit cube: d times the Frobenius norm of A, formed entry by entry."""
+    slack = lost * float(np.abs(v) @ (W * W).sum(axis=1))
+    return float(W.shape[1] * (np.linalg.norm((core * v) @ core.T) + slack))
+
+
+def _form(W: Array, core: Array, v: Array, rounds: int, lost: float) -> float:
     """An upper bound of max |z' A z| over the unit cube for A = W' diag(v) W."""
-    d = W.shape[1]
+    d, size = W.shape[1], np.abs(v)
+    A = (core * v) @ core.T
     if d > W.shape[0]:
-        # Nonzero eigenvalues only: A = W' diag(v) W has those of the m x m matrix R diag(v) R' with R R' ~ W W'.
-        _, triangle = np.linalg.qr(W.T)
-        spectrum = np.linalg.eigvalsh((triangle * v) @ triangle.T)
-        return float(d * np.abs(spectrum).max())
-    A = (W.T * v) @ W
-    best = float(np.abs(A).sum())
+        spectrum = np.linalg.eigvalsh(A)
+        return float(d * (np.abs(spectrum).max() + lost * (size @ (W * W).sum(axis=1))))
+    best = float(np.abs(A).sum() + lost * (size @ np.abs(W).sum(axis=1) ** 2))
     p = np.full(d, 1.0 / d)
     for _ in range(rounds):
         root = 1.0 / np.sqrt(p)
@@ -141,7 +157,8 @@ def _form(W: Array, v: Array, rounds: int) -> float:
             return np.inf
         spectrum, vectors = np.linalg.eigh(A * root * root[:, None])
         worst = int(np.argmax(np.abs(spectrum)))
-        best = min(best, float(np.abs(spectrum[worst])))
+        slack = lost * float(size @ ((W * root) ** 2).sum(axis=1))
+        best = min(best, float(np.abs(spectrum[worst])) + slack)
         p = np.maximum(0.7 * p + 0.3 * vectors[:, worst] ** 2, 1e-6 / d)
         p /= p.sum()
     return best

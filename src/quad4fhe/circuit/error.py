@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.bounds import Bound
+from quad4fhe.circuit.chain import Chain
 from quad4fhe.circuit.fold import Circuit
 from quad4fhe.circuit.quantise import Scales
 
@@ -93,6 +94,16 @@ def transform_error(ring: int) -> float:
     return math.sqrt(ring / 2) * transform_share(ring)
 
 
+def decoding_error(chain: Chain, log2_scale: int, slot_bound: float) -> float:
+    """What SEAL loses at most at a slot when it decodes a reply at this scale.
+
+    Besides the transform: it composes negative coefficients word by word, and where the highest word only borrows, the
+    sum is rounded at the size of that word, in every coefficient.
+    """
+    highest = 64 * ((chain.modulus.bit_length() - 1) // 64)
+    return transform_error(chain.ring) * slot_bound + chain.ring * 3 * 2.0 ** (highest - 52 - log2_scale)
+
+
 def evaluation_error(circuit: Circuit, reach: Array) -> Array:
     """What float64 loses at most when the circuit is evaluated at |z| <= reach (n, d), per logit, (n, K)."""
     y = reach @ np.abs(circuit.W).T + np.abs(circuit.t)
@@ -121,6 +132,14 @@ def deciding(logits: Array) -> Pair:
     rest = logits.copy()
     rest[np.arange(len(rest)), first] = -np.inf
     return first, np.argmax(rest, axis=1)
+
+
+def between(logits: Array, pair: Pair) -> Array:
+    """The difference of two logits of each row, (n,); for K = 1 the one logit."""
+    rows = np.arange(len(logits))
+    first, second = pair
+    out: Array = logits[:, 0] if logits.shape[1] == 1 else logits[rows, first] - logits[rows, second]
+    return out
 
 
 def box_points(box: Array, count: int = 512) -> Array:

@@ -233,7 +233,7 @@ class PackedNoise:
         )
         square = (slope * slope).sum(axis=1)
         top = gains.row * np.minimum(gains.giant * (slope * slope).max(axis=1), square)
-        own = [2 * np.abs(v * y) + np.abs(w) for v, w in zip(V, T, strict=True)]
+        own = [2 * v * y + w for v, w in zip(V, T, strict=True)]
         sums = [((each * each).sum(axis=1), (each * each).max(axis=1)) for each in own]
         return _Part(fresh, turned, levered, top, square, sums, V, T, y, z)
 
@@ -249,10 +249,14 @@ class PackedNoise:
         confidence, ring = self.confidence, self.chain.ring
         t, x = confidence.deviations, 4.0**-self.scales.x
         variance = self._input_proxy(part.fresh, part.raw, part.levered, part.top)
-        for total, most in part.own:  # the rescale and the bias: every copy of a unit has its own error
-            variance = variance + DITHER * ring / 2 * (2 * total + 2 * ring / 3 * confidence.spread(total, most))
+        # The rescale and the bias: every copy of a unit has its own error. Two classes read different copies where each
+        # has its windows to itself, else the same ones with slopes that may have opposite signs.
+        shared = len(part.own) if self.packing.columns > 1 else 1
+        for total, most in part.own:
+            own = 2 * total + 2 * ring / 3 * confidence.spread(total, most)
+            variance = variance + shared * DITHER * ring / 2 * own
         random = np.sqrt(variance * x + self._encoded(part)) + self._late(part.V, part.T)
-        bend = sum(np.abs(v) for v in part.V) @ self._unit_proxy * x
+        bend = sum(np.abs(v) for v in part.V) @ self._unit_deviation**2
         out: Array = (t * random + t * t * bend + self._drift(part)) * (1 + 1e-6)
         return out
 
@@ -286,33 +290,51 @@ class PackedNoise:
         packing = self.packing
         return -(-packing.diagonals * packing.blocks // packing.span)
 
+    @cached_property
+    def _switched(self) -> float:
+        """The deviation of a key switch at its worst, in units of 1/scale.
+
+        Digits below q: |D| <= N q at every slot. After the square they depend on the noise of keys that are used again,
+        so every prime counts in full, and both parts of the noise. Roundings of half a unit: N / 2, and N / 2 times
+        the key.
+        """
+        ring = self.chain.ring
+        digits = sum(q / self.chain.switching_prime for q in self.chain.primes)
+        key = math.sqrt(2 * ring / 3 * float(self.confidence.spread(np.ones(1), np.ones(1))[0]))
+        return ring * digits * math.sqrt(BINOMIAL * ring) + ring / 2 * (1 + key)
+
+    @cached_property
+    def _turns(self) -> dict[str, int]:
+        return {stage: len(steps) for stage, steps in self.packing.turns().items()}
+
+    @property
+    def _before(self) -> float:
+        """The deviation of y from rotations between the first ones and the rescale."""
+        first = self._switched / float(self.chain.primes[-1]) * 2.0**-self.scales.x
+        return first * (self._turns["giant"] + self._turns["blocks"] + 1) * self.packing.blocks
+
     def _late(self, V: Arrays, T: Arrays) -> Array:
         """The deviation from every key switch after the first rotations, digits and roundings at their worst."""
-        ring, packing, scales = self.chain.ring, self.packing, self.scales
-        key = math.sqrt(2 * ring / 3 * float(self.confidence.spread(np.ones(1), np.ones(1))[0]))
-        # Digits below q: |D| <= N q at every slot. Roundings of half a unit: N / 2, and N / 2 times the key.
-        one = ring * math.sqrt(self._digits) + ring / 2 * (1 + key)
-        turns = {stage: len(steps) for stage, steps in packing.turns().items()}
-        first = one / float(self.chain.primes[-1]) * 2.0**-scales.x
-        before = first * (turns["giant"] + turns["blocks"] + 1) * packing.blocks
-        square = one * 4.0**-scales.x * (2 + turns["small"])
-        after = one * 2.0**-scales.out * (turns["large"] + turns["window"] + 1) * packing.window * packing.columns
+        packing, scales, turns = self.packing, self.scales, self._turns
+        square = self._switched * 4.0**-scales.x * (2 + turns["small"])
+        after = self._switched * 2.0**-scales.out * (turns["large"] + turns["window"] + 1)
+        after *= packing.window * packing.columns
         total = np.zeros(1)
         for v, w in zip(V, T, strict=True):
             steep = (2 * np.abs(v) * self.limits.hidden + np.abs(w)).sum(axis=1)
-            total = total + steep * before + (np.abs(v).sum(axis=1) + np.abs(w).sum(axis=1)) * square + after
+            total = total + steep * self._before + (np.abs(v).sum(axis=1) + np.abs(w).sum(axis=1)) * square + after
         return total
 
     @cached_property
-    def _unit_proxy(self) -> Array:
-        """The variance proxy of y per unit (m,), in units of 1/scale^2."""
+    def _unit_deviation(self) -> Array:
+        """The deviation of y per unit, (m,)."""
         gains, ring = self.gains, self.chain.ring
         fresh, raw, levered = (np.diag(G) for G in (gains.fresh, gains.turned, gains.levered))
         one = np.ones(len(raw))
         proxy = self._input_proxy(fresh, raw, levered, gains.row * one)
         proxy = proxy + DITHER * ring / 2 * (2 + 2 * ring / 3 * self.confidence.spread(one, one))
-        plain = DITHER * ring / 2 * self._met * float(self.reach @ self.reach) * 4.0**self.scales.x
-        out: Array = proxy + plain / float(self.chain.primes[-1]) ** 2
+        plain = DITHER * ring / 2 * self._met * float(self.reach @ self.reach) / float(self.chain.primes[-1]) ** 2
+        out: Array = np.sqrt(proxy * 4.0**-self.scales.x + plain) + self._before
         return out
 
     def _drift(self, part: _Part) -> Array:
@@ -358,8 +380,11 @@ def _form(G: Array, s: Array) -> Array:
 
 
 def packed_confidence(samples: int, packing: Packing, made: Chain, outputs: int, units: int) -> Confidence:
-    """Per slot of every request: logits and rivals, units, and the digits of every first rotation."""
+    """Per slot of every request: rivals, parts of logits and of units, each with the quadratic forms it is proved by.
+
+    The forms are one per prime for digits, one for the key in roundings of the first rotations, and two for the key in
+    the rescale. Once per slot: both parts of the noise of every evaluation key, and the key itself.
+    """
     requests = max(1, -(-samples // packing.samples))
-    baby, _ = split_steps(packing.diagonals)
-    digits = baby * len(made.primes) * packing.chunks
-    return Confidence(float(requests * made.slots) * (3 * outputs + 2 * units + digits + 2))
+    primes, keys = len(made.primes), 1 + len(packing.steps())
+    return Confidence(float(requests * made.slots) * ((3 * outputs + 2 * units) * (primes + 4) + 2 * keys * primes + 1))

@@ -21,6 +21,7 @@ from quad4fhe.circuit.error import (
     Sensitivity,
     batch_confidence,
     box_points,
+    decoding_error,
     evaluation_error,
     expected_changes,
     slot_noise,
@@ -234,7 +235,7 @@ def _checked(question: Question, exact: Circuit, candidate: _Candidate, scales: 
         if scales.v <= 2:
             return None, 1.0
         return _checked(question, exact, candidate, replace(scales, v=scales.v - 1))
-    judged = verdict(question, running, noise, slot_bound, made.ring)
+    judged = verdict(question, running, noise, decoding_error(made, scales.out, slot_bound))
     samples = question.samples
     products = (
         sum(p[0].products for p in proofs) / len(proofs),

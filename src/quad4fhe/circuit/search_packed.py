@@ -7,11 +7,12 @@ Decides scales from the forecast error of that layout. Where things lie is in `p
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from quad4fhe.circuit.chain import Chain, chain
-from quad4fhe.circuit.error import box_points, deciding
+from quad4fhe.circuit.error import box_points, deciding, decoding_error
 from quad4fhe.circuit.fold import centred
 from quad4fhe.circuit.forecast import REFERENCE, packed_forecast
 from quad4fhe.circuit.packed_noise import Gains, PackedNoise, packed_confidence, placement
@@ -29,6 +30,7 @@ PACKED_CHAINS: tuple[tuple[int, tuple[int, ...], int], ...] = (
 )
 
 
+_SURE = 64.0
 _FEW = 256  # points that scales are chosen by
 
 
@@ -61,6 +63,8 @@ def why_not_packed(question: Question) -> str:
         return "this model answers the same for all inputs, which layout packed can't compute; take layout='batch'"
     if all(_cheapest(question, chain(*each)) is None for each in PACKED_CHAINS):
         return f"a model of {question.shape.units} units does not fit layout packed; take layout='batch'"
+    if not any(_visible(question, chain(*each), Scales(20, 0, 52)) for each in PACKED_CHAINS):
+        return "the weights of this model are too small for layout packed; take layout='batch', or scale the features"
     return (
         f"inputs from this box make logits of up to {question.limits.logit:.3g}, more than the chains of layout packed "
         "hold; take a narrower box, or layout='batch'"
@@ -87,6 +91,18 @@ def noiseless_bound(question: Question) -> float:
     return float(units.sum() + np.abs(c).max()) * (1 + 1e-9)
 
 
+def _visible(question: Question, made: Chain, scales: Scales) -> bool:
+    """Whether both layers surely have a weight that is not rounded to zero, which SEAL would refuse.
+
+    A plaintext with a slot of size s has coefficients that sum to s at least; rounded at random, all of them become
+    zero with probability e^-s at most.
+    """
+    _, T, _ = (part.floats() for part in centred(question.model))
+    first = float(np.abs(question.model.W1).max()) * made.primes[-1]
+    second = max(float(np.abs(question.reference.V).max()), float(np.abs(T).max())) * 2.0**scales.v
+    return min(first, second) >= _SURE
+
+
 def _cheapest(question: Question, made: Chain) -> Packing | None:
     """As many samples a request as make the bill for all of them smallest."""
     shape, fitting = question.shape, []
@@ -109,6 +125,7 @@ def _packed(question: Question, slot_bound: float, made: Chain, packing: Packing
     widest = math.log2(math.prod(made.primes[:-1])) - 2 - math.log2(max(sums, float(question.reach.max()), 1.0))
     widest = min(widest, 62 - math.log2(max(float(question.reach.max()), 1.0)))  # `plan.ENCODED_BITS`
     tried = [Scales(x, 0, min(52, room - 2 * x)) for x in range(20, 53) if room - 2 * x >= 20 and x <= widest]
+    tried = [scales for scales in tried if _visible(question, made, scales)]
     if not tried:
         return None
     noises = noises_of(question, made, packing, tried)
@@ -119,7 +136,8 @@ def _packed(question: Question, slot_bound: float, made: Chain, packing: Packing
     reached = (slot_bound + noise.slot()) * (1 + 1e-6)
     if math.prod(made.primes[:-1]) < 2 * max(reached, SMALLEST_BOUND) * 2.0**noise.scales.out:
         return None
-    judged = verdict(question, circuit, noise, reached, made.ring)
+    carried = replace(made, primes=made.primes[:-1])
+    judged = verdict(question, circuit, noise, decoding_error(carried, noise.scales.out, reached))
     return Choice(
         layout="packed",
         circuit=circuit,

@@ -23,12 +23,12 @@ from quad4fhe.circuit.error import (
     ErrorForecast,
     Indices,
     Noise,
+    between,
     box_points,
     deciding,
     difference,
     evaluation_error,
     expected_changes,
-    transform_error,
 )
 from quad4fhe.circuit.fold import Circuit, fold
 from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, Shape
@@ -189,12 +189,8 @@ class Verdict:
     over: float
 
 
-def verdict(question: Question, running: Circuit, noise: Noise, slot_bound: float, ring: int) -> Verdict:
-    """Judge a circuit that runs, `noise` around it, against the exact model.
-
-    `slot_bound` bounds every slot of a reply: decoding loses a share of it.
-    """
-    decode = transform_error(ring) * slot_bound
+def verdict(question: Question, running: Circuit, noise: Noise, decode: float) -> Verdict:
+    """Judge a circuit that runs, `noise` around it, against the exact model; `decode` is what decoding loses."""
     found = _over_box if question.points is None else _at_points
     typical, mean, limit, changes, close = found(question, running, noise, decode)
     unkept = question.certain & close & (question.margins > question.sides * decode)
@@ -222,7 +218,7 @@ def _over_box(question: Question, running: Circuit, noise: Noise, decode: float)
     limit = question.sides * (moved + noise.anywhere() + decode) + question.lost
     points = box_points(question.box)
     pair = deciding(running.logits(points))
-    shift = _gaps(running.logits(points), pair) - _gaps(reference.logits(points), pair)
+    shift = between(running.logits(points), pair) - between(reference.logits(points), pair)
     spread = np.sqrt(shift**2 + noise.deviation(points, pair) ** 2)
     typical = float(np.sqrt((spread**2).mean()))
     changes = expected_changes(question.margins, typical)
@@ -234,12 +230,12 @@ def _at_points(question: Question, running: Circuit, noise: Noise, decode: float
     points, pair = question.points, question.deciding
     assert points is not None
     logits = running.logits(points)
-    gaps = _gaps(logits, pair)
+    gaps = between(logits, pair)
     if question.sides == 1:
         gaps = np.where(question.logits[:, 0] > 0, gaps, -gaps)
         exact = np.abs(question.logits[:, 0])
     else:
-        exact = _gaps(question.logits, pair)
+        exact = between(question.logits, pair)
     own = evaluation_error(running, question.reach[None])[0]
     lost = question.sides * (decode + float(own.max()))
     reach = noise.bound(points, pair) + lost
@@ -258,15 +254,9 @@ def _at_points(question: Question, running: Circuit, noise: Noise, decode: float
         close[rows] = still
     spread = np.sqrt(shift**2 + deviation**2)
     changes = expected_changes(exact - shift, deviation)
-    limit = float((shift + reach).max(initial=0.0))
+    exactness = question.sides * float(evaluation_error(question.reference, question.reach[None]).max())
+    limit = float((shift + reach).max(initial=0.0)) + exactness
     return float(np.sqrt((spread**2).mean())), float(spread.mean()), limit, changes, close
-
-
-def _gaps(logits: Array, pair: tuple[Indices, Indices]) -> Array:
-    rows = np.arange(len(logits))
-    first, second = pair
-    out: Array = logits[:, 0] if logits.shape[1] == 1 else logits[rows, first] - logits[rows, second]
-    return out
 
 
 def _overtaken(

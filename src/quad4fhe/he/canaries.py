@@ -16,13 +16,12 @@ import numpy as np
 from quad4fhe._arrays import Array, IntArray, tensor
 from quad4fhe._files import open_npz, opened, read_npz
 from quad4fhe.circuit.domain import check_inside
+from quad4fhe.circuit.error import between, deciding
 from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError
 from quad4fhe.he.session import ReplyError
 
-# The plan bounds the error of the difference that decides, and other differences may err by a little more. On the five
-# trained models honest logits of up to 4,096 calibration samples were off by at most 0.97 of the bound, and 32 canaries
-# met weights times 1.05 in all of 2,000 draws; at 2.0 they would have missed them in up to a fifth.
+# The plan bounds the error of the difference that decides at the calibration samples; others may err by a little more.
 SLACK = 1.25
 _EMPTY = -1
 
@@ -83,13 +82,15 @@ class Mixture:
     def read(self, logits: Array) -> Array:
         """The samples' logits (n, K) from those of all slots, in order; raises ReplyError if a canary is wrong."""
         places = self._places.ravel()
-        wanted, tolerance = self._known.centred(), self.tolerance
-        hidden = places < _EMPTY
-        off = np.abs(logits[hidden] - wanted[-2 - places[hidden]]).max(axis=1, initial=0.0)
+        tolerance, hidden = self.tolerance, places < _EMPTY
+        wanted, found = self._known.centred()[-2 - places[hidden]], logits[hidden]
+        # The plan bounds the error of the difference that decides, not of a logit that is far from deciding.
+        pair = deciding(wanted)
+        off = np.abs(between(found, pair) - between(wanted, pair))
         wrong = int(np.count_nonzero(~(off <= tolerance)))
         if wrong:
             raise ReplyError(
-                f"{wrong} of {off.size} canaries have other logits than the model gives them (by up to "
+                f"{wrong} of {off.size} canaries have other margins than the model gives them (by up to "
                 f"{float(off.max()):.3g}, at most {tolerance:.3g} is encryption): the server did not evaluate this "
                 "model on these samples; no answer of it is returned"
             )
@@ -99,7 +100,7 @@ class Mixture:
 
     @property
     def tolerance(self) -> float:
-        """How far an honest reply may be from a known logit."""
+        """How far the margin of an honest reply may be from a known one."""
         return SLACK * self._plan.error.bound + 1e-9 * float(np.abs(self._known.logits).max(initial=0.0))
 
 

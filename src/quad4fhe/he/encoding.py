@@ -9,7 +9,6 @@ The transform to residues is SEAL's (`seal`).
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from functools import cache
 
@@ -24,15 +23,13 @@ Slots = NDArray[np.complex128]
 class Encoder:
     """Slots to integer coefficients for one ring, with a random generator of its own.
 
-    The dither hides nothing, so the generator need not be cryptographic. Without a `seed` the operating system gives
-    one, so that nobody can choose values against it; a server derives its seed from the plan, so that all its
-    workers give the same reply to the same request.
+    The dither hides nothing, so the generator need not be cryptographic; its seed comes from the operating system, so
+    that nobody can choose a model or samples against it. Nothing public may seed it.
     """
 
-    def __init__(self, ring: int, seed: bytes | None = None) -> None:
+    def __init__(self, ring: int) -> None:
         self.ring = ring
-        given = secrets.token_bytes(32) if seed is None else hashlib.sha256(b"quad4fhe-dither-1" + seed).digest()
-        self._rng = np.random.Generator(np.random.SFC64(int.from_bytes(given, "little")))
+        self._rng = np.random.Generator(np.random.SFC64(secrets.randbits(256)))
 
     def encode(self, values: Array, scale: float) -> tuple[Array, Array]:
         """Real slots (r, N/2) times the scale to whole coefficients (r, N), as doubles, and what rounding added."""

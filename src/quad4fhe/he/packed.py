@@ -78,10 +78,8 @@ def logits_of(slots: Array, packing: Packing) -> Array:
 class PackedEvaluator:
     """The server's side: every weight encoded once, then a fixed sequence of SEAL calls."""
 
-    def __init__(
-        self, model: QuadraticModel, shift: Array, chain: Chain, scales: Scales, packing: Packing, seed: bytes
-    ) -> None:
-        self.context = Context(chain, seed)
+    def __init__(self, model: QuadraticModel, shift: Array, chain: Chain, scales: Scales, packing: Packing) -> None:
+        self.context = Context(chain)
         self.chain, self.scales, self.packing = chain, scales, packing
         self.counts = Counts()
         S, T, c = (part.floats() for part in centred(model))

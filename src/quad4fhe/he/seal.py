@@ -38,12 +38,12 @@ class SealError(Quad4FHEError):
 class Context:
     """A SEAL context for one chain, with its encoder and evaluator."""
 
-    def __init__(self, chain: Chain, dither_seed: bytes | None = None) -> None:
+    def __init__(self, chain: Chain) -> None:
         check_layout()
         self.chain = chain
         self.seal = _make(chain)
         self.encoder = seal.CKKSEncoder(self.seal)
-        self.dithering = Encoder(chain.ring, dither_seed)
+        self.dithering = Encoder(chain.ring)
         self.evaluator = seal.Evaluator(self.seal)
         self.parms_id = self.seal.first_parms_id()
 
@@ -237,18 +237,19 @@ _words = words  # inside methods whose arguments have that name
 
 
 def _invertible(context: Context) -> Any:
-    """A generator with a fresh key that is a unit modulo every prime, as all but one key in 2^27 are.
+    """A generator with a fresh key; where keys are switched, one that is a unit modulo every prime.
 
-    The bound of layout packed needs it: then what a key switch rounds is even modulo the special prime.
+    All but one key in 2^27 are. The bound of layout packed needs it: then what a key switch rounds is even modulo the
+    special prime.
     """
     while True:
         generator = seal.KeyGenerator(context.seal)
-        if _is_unit(generator.secret_key().to_string()):
+        if not context.chain.keys or _is_unit(generator.secret_key().to_string()):
             return generator
 
 
 def _kept(context: Context, kept: bytes) -> Any:
-    if not _is_unit(kept):
+    if context.chain.keys and not _is_unit(kept):
         raise ValueError("the key is not a unit modulo every prime")
     return seal.KeyGenerator(context.seal, context.seal.from_secret_str(kept))
 

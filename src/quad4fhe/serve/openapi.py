@@ -84,7 +84,7 @@ def describe_api(tokens: bool) -> dict[str, Any]:
         "/models/{model_id}/evaluate": {
             "parameters": [model],
             "post": {
-                "summary": "Answer an encrypted request; the same request gives the same reply",
+                "summary": "Answer an encrypted request",
                 "requestBody": body,
                 "responses": _responses(reply, *upload),
             },
