@@ -32,7 +32,7 @@ class Given:
         self.fit: Fit = small_fit(3, 4, 2, seed=5)
         self.fit.save(folder / "fit.safetensors")
         self.plan: Plan = make_plan(self.fit, samples=1, layout=layout, precision="fast")  # type: ignore[arg-type]
-        self.key = keys.generate(self.plan.chain)
+        self.key = keys.generate(self.plan)
         self.X = np.repeat(np.mean(self.fit.box, axis=0)[None], self.plan.per_request + 1, axis=0)
         self.requests, self.replies, self.secret = folder / "requests", folder / "replies", folder / "secret"
         write_requests(self.plan, self.key, self.X, self.requests)
