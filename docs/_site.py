@@ -1,8 +1,8 @@
 """What `mkdocs build` adds to the pages in this folder.
 
 Decides how files that live elsewhere become pages (README, SECURITY, CONTRIBUTING, CHANGELOG, the notebooks with their
-pictures, the help of every command), so that no fact is written twice, and turns ```math blocks into MathML, which
-browsers draw without a script. Fetches nothing from the network.
+pictures, the help of every command), so that no fact is written twice, and turns ```math blocks and $formulas$ into MathML,
+which browsers draw without a script. Fetches nothing from the network.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ PAGES = {
 }
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
 MATH = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Code first, so that a dollar inside it is left alone; then $...$ within a paragraph.
+INLINE = re.compile(
+    r"^```.*?^```$|`[^`\n]*`|(?<![\\\w$])\$(?=\S)((?:[^$\n]|\n(?!\n))+?)(?<=\S)\$(?![\w$])",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -61,12 +66,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return text if text.startswith("`") else f"{text} (`{path}`)"
         return f"[{text}]({posixpath.relpath(inside, here or '.')}{anchor})"
 
-    return MATH.sub(lambda found: f'<div class="formula">{formula(found[1])}</div>', LINK.sub(link, markdown))
+    drawn = MATH.sub(lambda found: f'<div class="formula">{formula(found[1])}</div>', LINK.sub(link, markdown))
+    # In a span, because a line that begins with <math> would be a block of its own.
+    return INLINE.sub(lambda found: f"<span>{formula(found[1], 'inline')}</span>" if found[1] else found[0], drawn)
 
 
-def formula(latex: str) -> str:
+def formula(latex: str, display: str = "block") -> str:
     """A formula as MathML."""
-    drawn: str = convert(" ".join(latex.split()), display="block")
+    drawn: str = convert(" ".join(latex.split()), display=display)
     return drawn
 
 
