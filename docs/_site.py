@@ -1,8 +1,8 @@
 """What `mkdocs build` adds to the pages in this folder.
 
 Decides how files that live elsewhere become pages (README, SECURITY, CONTRIBUTING, CHANGELOG, the notebooks with their
-pictures, the help of every command), so that no fact is written twice, and turns ```math blocks and $formulas$ into MathML,
-which browsers draw without a script. Fetches nothing from the network.
+pictures, the help of every command), so that no fact is written twice, and turns ```math blocks and $formulas$ into
+MathML, which browsers draw without a script. Fetches nothing from the network.
 """
 
 from __future__ import annotations
