@@ -8,7 +8,6 @@ from quad4fhe._rows import Rows
 from quad4fhe.certificate import Certificate, Verified, verify
 from quad4fhe.circuit.describe import describe
 from quad4fhe.circuit.plan import Plan, plan
-from quad4fhe.compare import compare
 from quad4fhe.errors import (
     CertificateError,
     FitError,
@@ -18,10 +17,11 @@ from quad4fhe.errors import (
     TargetNotReachedError,
 )
 from quad4fhe.evidence import Evidence
-from quad4fhe.fit import Fit, fit
+from quad4fhe.fitting import Fit, fit
 from quad4fhe.he.session import Client, ReplyError, Server
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomials import Comparison
+from quad4fhe.polynomials.compare import compare
 from quad4fhe.quadratic import QuadraticModel
 
 if TYPE_CHECKING:

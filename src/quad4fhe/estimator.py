@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError, MissingExtraError
-from quad4fhe.fit import Fit, fit
-from quad4fhe.fit.cascade import Family, RegimeChoice, Threshold
+from quad4fhe.fitting import Fit, fit
+from quad4fhe.fitting.cascade import Family, RegimeChoice, Threshold
 from quad4fhe.mlp import MLP
 
 try:

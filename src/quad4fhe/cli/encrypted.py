@@ -28,7 +28,7 @@ from quad4fhe.cli.app import (
 )
 from quad4fhe.data.files import read_samples
 from quad4fhe.errors import InputError
-from quad4fhe.fit import Fit, fit
+from quad4fhe.fitting import Fit, fit
 from quad4fhe.he import bench
 from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.predict import Prediction, predict_encrypted

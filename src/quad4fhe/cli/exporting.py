@@ -13,7 +13,7 @@ from quad4fhe._files import check_place
 from quad4fhe.cli.app import FitFile, JsonFlag, app, print_json, print_table
 from quad4fhe.data.files import read_samples
 from quad4fhe.exporters import changed_decisions, suffix_of
-from quad4fhe.fit import Fit
+from quad4fhe.fitting import Fit
 
 _WHAT = {
     ".onnx": "an ONNX graph (opset 13): Gemm, Mul, Gemm, Gemm, Add",

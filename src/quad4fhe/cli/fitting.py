@@ -26,9 +26,9 @@ from quad4fhe.cli.app import (
     write_text,
 )
 from quad4fhe.data.files import read_samples
-from quad4fhe.fit import Fit, fit
-from quad4fhe.fit.result import check_fit_path
-from quad4fhe.fit.words import verdict
+from quad4fhe.fitting import Fit, fit
+from quad4fhe.fitting.result import check_fit_path
+from quad4fhe.fitting.words import verdict
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomials import comparison_table
 

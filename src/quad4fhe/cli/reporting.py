@@ -15,7 +15,7 @@ from quad4fhe.cli.app import CalibFile, FitFile, JsonFlag, app, print_json, say
 from quad4fhe.cli.encrypted import PrecisionName, PrecisionOption, WidenOption
 from quad4fhe.data.files import read_class_names, read_samples
 from quad4fhe.errors import InputError
-from quad4fhe.fit import Fit
+from quad4fhe.fitting import Fit
 from quad4fhe.report import Options, Source, check_page_path, report
 
 

@@ -17,7 +17,7 @@ from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
 from quad4fhe.cli.app import FitFile, JsonFlag, app, at_work, print_json, print_table, say
 from quad4fhe.cli.encrypted import csv_text
 from quad4fhe.data.files import read_samples
-from quad4fhe.fit import Fit
+from quad4fhe.fitting import Fit
 from quad4fhe.he.keys import StoredKey
 from quad4fhe.he.predict import Prediction
 from quad4fhe.mlp import decide

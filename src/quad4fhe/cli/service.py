@@ -24,7 +24,7 @@ from quad4fhe.cli.encrypted import LayoutName, PrecisionName, PrecisionOption, W
 from quad4fhe.cli.scoring import EngineName
 from quad4fhe.data.files import read_samples
 from quad4fhe.errors import InputError
-from quad4fhe.fit import Fit
+from quad4fhe.fitting import Fit
 from quad4fhe.he import keys
 from quad4fhe.he.canaries import Known
 from quad4fhe.he.predict import Prediction

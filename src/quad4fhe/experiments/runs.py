@@ -23,7 +23,7 @@ from quad4fhe.experiments.recipes import POOLS, WIDTH
 from quad4fhe.experiments.records import VERSION, Dropped, Fitted, LiftedPlane, PoolResult, Record, Task
 from quad4fhe.experiments.store import Store
 from quad4fhe.experiments.train import train
-from quad4fhe.fit import Fit, fit
+from quad4fhe.fitting import Fit, fit
 from quad4fhe.lift import lift
 from quad4fhe.mlp import MLP
 

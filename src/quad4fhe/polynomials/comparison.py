@@ -1,6 +1,6 @@
 """The result of a comparison: one row for each replacement, as a dictionary, JSON or CSV.
 
-Decides what is recorded of each replacement and how it is written down. Measuring is left to `compare`, drawing to
+Decides what is recorded of each replacement and how it is written down. Measuring is left to `measure`, drawing to
 `table`.
 """
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from quad4fhe._files import check_place, write_atomically
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError
-from quad4fhe.fit import Fit
+from quad4fhe.fitting import Fit
 from quad4fhe.report.drawing import Picture, require_matplotlib
 from quad4fhe.report.findings import Findings, Options, find
 from quad4fhe.report.page import page
