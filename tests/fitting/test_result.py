@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 
 from cases import CASES, LOSSLESS, PAIRS, PAIRS_X
 from quad4fhe import Fit, InputError, _files
+from quad4fhe.fitting.share import KeptShare
 
 
 @pytest.mark.parametrize("case", [0, 1, 2])
@@ -34,9 +38,21 @@ def test_the_box_and_the_margins_are_those_of_the_calibration_set() -> None:
 def test_agreement_counts_kept_decisions() -> None:
     kept = PAIRS.agreement(PAIRS_X)
     assert kept.mismatches == np.count_nonzero(PAIRS.predict(PAIRS_X) != PAIRS.mlp.decide(PAIRS_X))
-    assert kept.agreement == 1 - kept.mismatches / len(PAIRS_X)
+    assert kept.samples == len(PAIRS_X)
+    assert kept == (len(PAIRS_X) - kept.mismatches) / len(PAIRS_X)
     with pytest.raises(InputError, match="no rows"):
         PAIRS.agreement(PAIRS_X[:0])
+
+
+def test_agreement_behaves_as_a_number_and_keeps_its_counts() -> None:
+    kept = KeptShare(3, 80)
+    assert 0.9 < kept < 1
+    assert f"{kept:.1%}, {kept}, {kept:.3f}" == "96.2%, 0.9625, 0.963"
+    assert json.dumps(kept) == "0.9625"
+    assert np.mean([kept, 1.0]) == 0.98125
+    assert repr(kept) == "KeptShare(0.9625, mismatches=3, samples=80)"
+    for same in (pickle.loads(pickle.dumps(kept)), copy.deepcopy(kept)):
+        assert (same, same.mismatches, same.samples) == (0.9625, 3, 80)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,11 +71,15 @@ def root(
 ) -> None:
     """Run a trained one-hidden-layer ReLU classifier on encrypted data, keeping its decisions."""
     if version:
-        typer.echo(f"quad4fhe {quad4fhe.__version__}")
+        typer.echo(_version())
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(2)
+
+
+def _version() -> str:
+    return f"quad4fhe {quad4fhe.__version__}"
 
 
 @contextmanager
@@ -125,6 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str], json: bool) -> int:
     try:
+        if words == ["--version"]:  # Typer itself would load pydantic first, to read the option
+            typer.echo(_version())
+            return 0
         code = app(args=words, prog_name="quad4fhe", standalone_mode=False)
         sys.stdout.flush()
         if code == _INTERRUPTED:

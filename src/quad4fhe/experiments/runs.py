@@ -178,8 +178,8 @@ def _without_the_unsure(task: Task, bench: Bench) -> list[Dropped]:
                     alpha=float(made.alpha),
                     beta=float(made.beta),
                     eta=float(made.eta),
-                    agreement_test=made.agreement(bench.X_test).agreement,
-                    agreement_all=made.agreement(bench.X_cal).agreement,
+                    agreement_test=float(made.agreement(bench.X_test)),
+                    agreement_all=float(made.agreement(bench.X_cal)),
                 )
             )
     return out

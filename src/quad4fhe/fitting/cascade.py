@@ -70,33 +70,59 @@ def fit(
     memory: int | str | None = None,
     progress: Progress = silent,
 ) -> Fit:
-    """Replace the ReLU of `mlp` by a quadratic that keeps its decisions on X_cal (n, d).
+    """Replace the ReLU of `mlp` with a quadratic that keeps its decisions on X_cal (n, d).
 
-    regime="auto" runs the paper's cascade (hard, then rch for two classes, then soft); "hard", "rch" or "soft" asks for
-    one of them. `polish` lets a soft fit trade hinge loss for kept decisions; polish=False gives the paper's own.
-    threshold="free" lets two classes be told apart at a threshold other than zero, which is then moved into c.
-    X_test is only measured, never fitted.
-
-    `holdout` are rows for a promise about new inputs, with this `confidence` (`Fit.guarantee`). fresh=True is your word
-    that the ReLU model was not trained on them and that nothing was chosen by them; without it there is no promise.
-
-    family="unitwise" gives every hidden unit its own quadratic and "head" frees S, T and c, both at the same cost under
-    encryption; sharpness and strength of their prior (the shared fit) are cross-validated on X_cal. Their constant is
-    free, so threshold="free" adds nothing to them. "auto" takes the smallest family that cross-validates within one
-    standard error of the best, and never one that does worse than shared.
-
-    `target_agreement` in (0, 1] raises TargetNotReachedError where the calibration agreement stays below it; with
-    family="auto" the smallest family that reaches it is taken. `memory_budget` (bytes) bounds the one copy of
-    pre-activations that the other families keep; beyond it they are computed again at every pass, more slowly.
-
-    X_cal and X_test may also be `Rows`, a path, or a list of paths whose rows follow each other: .npy and .parquet
-    files are read part by part, others whole. `memory` (bytes, or text such as "512MB") bounds what the fit takes in
-    all its processes together, beyond what they take when they start; statistics that do not fit go to scratch files
-    (TMPDIR). `engine` ("local", "ray" or an Engine) shares the work out among `workers` processes. The fit is the same
-    to the last bit with any engine, number of workers and amount of memory, or none of them; only families other than
-    shared learn from a sample where there are more than 100,000 rows that are not here as one array anyway: with an
-    engine, with `memory`, and from `Rows`, memory maps, lists of paths, .npy and .parquet files.
+    The fit is the same to the last bit with any engine, number of workers and amount of memory, or none of them. Only
+    families other than shared learn from a sample where there are more than 100,000 rows that are not here as one
+    array anyway: with an engine, with `memory`, and from `Rows`, memory maps, lists of paths, .npy and .parquet files.
     A file that is changed during the fit is noticed at its end, and InputError is raised.
+
+    Parameters
+    ----------
+    mlp
+        The trained classifier.
+    X_cal
+        Calibration samples (n, d); their labels are not needed. Also `Rows`, a path, or a list of paths whose rows
+        follow each other: .npy and .parquet files are read part by part, others whole.
+    family
+        "shared" is one quadratic for all hidden units. "unitwise" gives every unit its own and "head" frees S, T and
+        c, both at the same cost under encryption; sharpness and strength of their prior (the shared fit) are
+        cross-validated on X_cal. "auto" takes the smallest family that cross-validates within one standard error of
+        the best, and never one that does worse than shared.
+    regime
+        "auto" runs the paper's cascade (hard, then rch for two classes, then soft); "hard", "rch" or "soft" asks for
+        one of them.
+    target_agreement
+        A share in (0, 1]. Raises TargetNotReachedError where the calibration agreement stays below it; with
+        family="auto" the smallest family that reaches it is taken.
+    threshold
+        "free" lets two classes be told apart at a threshold other than zero, which is then moved into c. The constant
+        of unitwise and head is free, so it adds nothing to them.
+    polish
+        Let a soft fit trade hinge loss for kept decisions; False gives the paper's own.
+    seed
+        Seed of the polish and of the folds of the cross-validation.
+    X_test
+        Samples that are only measured, never fitted; anything that X_cal may be.
+    holdout
+        Rows for a promise about new inputs (`Fit.guarantee`); anything that X_cal may be.
+    confidence
+        Confidence of that promise.
+    fresh
+        Your word that the ReLU model was not trained on the `holdout` rows and that nothing was chosen by them;
+        without it there is no promise.
+    memory_budget
+        Bytes for the one copy of pre-activations that the other families keep; beyond it they are computed again at
+        every pass, more slowly.
+    engine
+        "local", "ray" or an Engine: shares the work out among processes.
+    workers
+        How many processes; as many as there are cores by default.
+    memory
+        Bytes, or text such as "512MB", that all processes together may take beyond what they take when they start;
+        statistics that do not fit go to scratch files (TMPDIR).
+    progress
+        Progress callback (what, done, total).
     """
     if not isinstance(mlp, MLP):
         raise InputError(

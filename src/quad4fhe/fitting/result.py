@@ -24,6 +24,7 @@ from quad4fhe.errors import InputError
 from quad4fhe.exact import shard_decisions
 from quad4fhe.fitting import file as fit_file
 from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, Version
+from quad4fhe.fitting.share import KeptShare
 from quad4fhe.fitting.stated import check_stated
 from quad4fhe.fitting.trace import FamilyName
 from quad4fhe.fitting.words import certified_lines, kept, own_lines, verdict
@@ -112,9 +113,10 @@ class Fit:
         """The polynomial model's decisions (n,)."""
         return self.model.decide(X)
 
-    def agreement(self, X: ArrayLike | Rows) -> Agreement:
-        """How many decisions of the ReLU model are kept on X, in exact arithmetic."""
-        return count_agreement(self.mlp, self.model, X)
+    def agreement(self, X: ArrayLike | Rows) -> KeptShare:
+        """The share of the ReLU model's decisions that is kept on X, in exact arithmetic: a float with its counts."""
+        found = count_agreement(self.mlp, self.model, X)
+        return KeptShare(found.mismatches, found.samples)
 
     def to_onnx(self, path: str | Path | None = None, *, dtype: str = "float64", labels: bool = False) -> Any:
         """The polynomial model as an onnx.ModelProto (Gemm, Mul, Add alone), also written to `path` where one is given.

@@ -27,11 +27,28 @@ def compare(
     seed: int = 2026,
     progress: Progress = silent,
 ) -> Comparison:
-    """Measure the ReLU model, the published baselines and our fits (n, d) side by side on the same samples.
+    """Measure the ReLU model, the published baselines and our fits side by side on the same samples.
 
-    `fits` are the fits to show by name; by default the paper's own (Quad) and, where it differs, the polished one, and
-    with `auto` also the family that cross-validates best, which takes longer.
-    Everything is fitted on X_cal alone. `y_test` are class ids 0..K-1.
+    Everything is fitted on X_cal alone. The result prints as a table.
+
+    Parameters
+    ----------
+    mlp
+        The trained classifier.
+    X_cal
+        Calibration samples (n, d).
+    X_test
+        Test samples (n, d).
+    y_test
+        Class ids 0 to K-1 of the test samples; they add accuracy and F1.
+    fits
+        The fits to show, by name; by default the paper's own (Quad) and, where it differs, the polished one.
+    auto
+        Also fit the family that cross-validates best, which takes longer.
+    seed
+        Seed of the fits.
+    progress
+        Progress callback (what, done, total).
     """
     if fits is None:
         paper = fit(mlp, X_cal, polish=False, seed=seed, progress=progress)

@@ -71,8 +71,24 @@ def measure(
 ) -> Comparison:
     """Measure the ReLU model, the baselines (or the given `polynomials`) and the `replacements` on the same samples.
 
-    Intervals, weights and bounds come from X_cal alone. `y_test` are class ids 0..K-1. `progress` is called with a text
-    and how much of how much is done.
+    Intervals, weights and bounds come from X_cal alone.
+
+    Parameters
+    ----------
+    mlp
+        The trained classifier.
+    X_cal
+        Calibration samples (n, d).
+    X_test
+        Test samples (n, d).
+    y_test
+        Class ids 0 to K-1 of the test samples; they add accuracy and F1.
+    replacements
+        Fitted quadratics, by name.
+    polynomials
+        Activations to measure instead of the published baselines.
+    progress
+        Progress callback (what, done, total).
     """
     cal, test = samples("X_cal", X_cal, mlp.features), samples("X_test", X_test, mlp.features)
     if test.shape[0] == 0:
