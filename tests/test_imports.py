@@ -13,7 +13,7 @@ SOURCE = Path(quad4fhe.__file__).parent
 
 # From the ground up. A module may import from its own floor and from floors before it.
 FLOORS = [
-    {"errors", "_arrays", "_progress", "_files", "_rows", "_staged", "_store"},
+    {"errors", "_arrays", "_progress", "_files", "_rows", "_threads", "_staged", "_store"},
     {"engines"},
     {"shards"},
     {"mlp", "importers", "data"},

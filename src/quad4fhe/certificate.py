@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress, silent
 from quad4fhe._rows import Rows, as_rows, left_alone
+from quad4fhe._threads import few_threads
 from quad4fhe.data.files import Given, rows_of
 from quad4fhe.engines import Engine
 from quad4fhe.errors import CertificateError, InputError
@@ -246,6 +247,7 @@ def no_room(claim: Certificate, mlp: MLP) -> str:
     return "no shared quadratic keeps all" + (" at the zero threshold" if fixed else "")
 
 
+@few_threads()
 def verify(
     fit: Certified,
     mlp: MLP | None,

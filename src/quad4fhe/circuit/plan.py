@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 from quad4fhe._arrays import Array, tensor
 from quad4fhe._arrays import samples as checked_samples
 from quad4fhe._files import check_place, one_line, opened, parsing, write_atomically
+from quad4fhe._threads import few_threads
 from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.chain import Chain
 from quad4fhe.circuit.domain import Domain
@@ -257,6 +258,7 @@ def reply_bound(plan: Plan, model: QuadraticModel) -> float:
     return batch_slot_bound(noise_of(question, quantise(circuit, plan.scales).dequantised(), plan.chain, plan.scales))
 
 
+@few_threads()
 def plan(
     fit: Fitted,
     *,

@@ -22,6 +22,7 @@ from rich.table import Table
 import quad4fhe
 from quad4fhe._files import one_line, shown, write_atomically
 from quad4fhe._terminal import Reporter
+from quad4fhe._threads import start_with_one_thread
 from quad4fhe.cli.manual import WIDTH, Manual
 from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNotReachedError
 
@@ -193,4 +194,5 @@ def _fail(message: str, code: int, json: bool) -> int:
 
 def entry_point() -> None:
     """The command line with its exit code; `quad4fhe_start` calls it."""
+    start_with_one_thread()
     sys.exit(main())

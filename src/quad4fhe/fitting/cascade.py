@@ -16,11 +16,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import scipy
-from threadpoolctl import threadpool_limits
 
 from quad4fhe._arrays import IntArray
 from quad4fhe._progress import Progress, silent
 from quad4fhe._rows import ArrayRows, Rows, held_bytes, left_alone
+from quad4fhe._threads import one_thread
 from quad4fhe.data.files import Given, rows_of
 from quad4fhe.engines import Engine
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
@@ -138,10 +138,11 @@ def fit(
     held = held_bytes(rows, X_cal) + (0 if test is None else held_bytes(test, X_test))
     kept = store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
     progress("lift", 0, 0)
-    # Threads of the BLAS would make sums depend on the number of cores, and spin in products of a few milliseconds.
+    if mlp.classes > 2:
+        import scipy.optimize  # noqa: F401 - loads SciPy's own BLAS, which can be limited only then
     with (
         left_alone(rows, test, held_out),
-        threadpool_limits(limits=1, user_api="blas"),
+        one_thread(),
         Shards(rows, shard_rows(mlp.classes), mlp, engine=team, memory=kept) as shards,
     ):
         run = Run(mlp, shards, LiftShards(shards, mlp, partial(progress, "lift")), threshold, polish, seed, progress)

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from numpy.typing import ArrayLike
 
 from quad4fhe._progress import Progress, silent
+from quad4fhe._threads import few_threads
 from quad4fhe.fitting import Fit, fit
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomials.comparison import Comparison
 from quad4fhe.polynomials.measure import measure
 
 
+@few_threads()
 def compare(
     mlp: MLP,
     X_cal: ArrayLike,

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, BoolArray, IntArray, row_chunks, samples
 from quad4fhe._progress import Progress, silent
+from quad4fhe._threads import few_threads
 from quad4fhe.errors import InputError
 from quad4fhe.mlp import MLP, decide
 from quad4fhe.polynomials.comparison import Comparison, Row
@@ -59,6 +60,7 @@ class _Candidate:
     confusion: IntArray | None = None  # (classes, classes + 1): labels by decisions; the last column is "overflow"
 
 
+@few_threads()
 def measure(
     mlp: MLP,
     X_cal: ArrayLike,
