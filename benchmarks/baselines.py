@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from quad4fhe import MLP
-from quad4fhe.polynomials import Comparison, compare, precise
+from quad4fhe.polynomials import Comparison, measure, precise
 from quad4fhe.polynomials.precise import DEGREES, sign_at
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def run(name: str) -> Comparison:
     """The comparison on one trained model."""
     with np.load(DATA / "models" / f"{name}.npz") as z:
         mlp = MLP(z["W1"], z["b1"], z["W2"], z["b2"])
-        return compare(mlp, z["X_cal"], z["X_test"], z["y_test"])
+        return measure(mlp, z["X_cal"], z["X_test"], z["y_test"])
 
 
 def pair(ours: float, theirs: str) -> str:

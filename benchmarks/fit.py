@@ -21,8 +21,8 @@ from threadpoolctl import threadpool_limits
 
 from machine import describe
 from quad4fhe import MLP
-from quad4fhe.fit import pairwise, reduced
-from quad4fhe.fit.sweep import Sweeper
+from quad4fhe.fitting import pairwise, reduced
+from quad4fhe.fitting.sweep import Sweeper
 from quad4fhe.lift import Lift, lift
 from reference_solvers import dual_reduced_hulls, hard_pairs, soft_pairs
 

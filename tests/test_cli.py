@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import quad4fhe
-from quad4fhe import Fit, cli
+from quad4fhe import Fit
 from quad4fhe.cli import main
 
 
@@ -190,7 +190,7 @@ def test_a_bug_is_not_disguised_as_bad_input(files: Path, monkeypatch: pytest.Mo
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(cli.fitting, "fit", broken)
+    monkeypatch.setattr("quad4fhe.fit", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         main(["fit", str(files / "model.npz"), str(files / "calib.npz")])
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quad4fhe import cli
 from quad4fhe.cli import checkup, main
 from quad4fhe.doctor import Examination, examine, extras, machine, selfchecks
 from quad4fhe.doctor.finding import Finding
@@ -38,7 +37,7 @@ def test_whatever_is_not_well_comes_with_what_mends_it(examined: Examination) ->
 
 def test_json_is_the_examination(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     sick = Finding(part="self-checks", name="SEAL", status="failed", says="[broken]", fix="mend it")
-    monkeypatch.setattr(cli.checkup, "examine", lambda progress: Examination([sick]))
+    monkeypatch.setattr("quad4fhe.doctor.examine", lambda progress: Examination([sick]))
     assert main(["doctor", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["healthy"] is False

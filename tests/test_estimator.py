@@ -237,6 +237,7 @@ def test_a_mistake_is_one_line(estimator: Any, options: Any, says: str) -> None:
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "quad4fhe.estimator")
+    monkeypatch.delitem(vars(quad4fhe), "QuadraticReplacement", raising=False)  # loaded names are kept there
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'quad4fhe\[sklearn\]'"):
         _ = quad4fhe.QuadraticReplacement

@@ -223,7 +223,7 @@ def test_what_ends_a_command_from_outside_is_one_line(
     def broken(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("quad4fhe.cli.fitting.fit", broken)
+    monkeypatch.setattr("quad4fhe.fit", broken)
     found, _, err = run(capsys, "fit", "model.npz", "calib.npz")
     assert found == code
     assert says in err
@@ -329,7 +329,7 @@ def test_bold_and_colour_are_for_terminals(folder: Path) -> None:
 
 def test_no_color_is_respected(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = Examination([Finding(part="machine", name="one", status="ok", says="works")])
-    monkeypatch.setattr("quad4fhe.cli.checkup.examine", lambda progress: found)
+    monkeypatch.setattr("quad4fhe.doctor.examine", lambda progress: found)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -1,31 +1,52 @@
-"""quad4fhe: run a trained one-hidden-layer ReLU classifier on encrypted data, keeping its decisions."""
+"""Run a trained one-hidden-layer ReLU classifier on encrypted data, keeping its decisions.
+
+What to call, in this order:
+
+    mlp = MLP.load("model.onnx")          # the trained classifier; also from_sklearn, from_torch, MLP(W1, b1, W2, b2)
+    X_cal, _ = read_samples("calib.npz", "calibration")
+    X_test, y_test = read_samples("test.npz", "test")
+    found = fit(mlp, X_cal)               # a polynomial model that keeps its decisions, with a certificate
+    verify(found, mlp, X_cal)             # rechecks the certificate, exactly and without the solvers
+    found.agreement(X_test)               # the share of decisions that is kept on other samples
+    chosen = plan(found, samples=2048)    # every encryption parameter; describe(chosen) says it in words
+    client, server = Client(chosen), Server(found, chosen)
+    server.register(client.key_id, client.evaluation_keys())
+    decisions = client.decide([server.evaluate(request) for request in client.encrypt(X_test)])
+
+`compare` shows other replacements of ReLU beside it, `QuadraticReplacement` is the same as a scikit-learn estimator,
+`Remote` asks a server that `quad4fhe serve` runs, and `score` answers folders of encrypted requests. Every error that
+is raised on purpose is a Quad4FHEError. Names are loaded when they are first used, so importing quad4fhe is quick.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from quad4fhe._rows import Rows
-from quad4fhe.certificate import Certificate, Verified, verify
-from quad4fhe.circuit.describe import describe
-from quad4fhe.circuit.plan import Plan, plan
-from quad4fhe.compare import compare
-from quad4fhe.errors import (
-    CertificateError,
-    FitError,
-    InputError,
-    MissingExtraError,
-    Quad4FHEError,
-    TargetNotReachedError,
-)
-from quad4fhe.evidence import Evidence
-from quad4fhe.fit import Fit, fit
-from quad4fhe.he.session import Client, ReplyError, Server
-from quad4fhe.mlp import MLP
-from quad4fhe.polynomials import Comparison
-from quad4fhe.quadratic import QuadraticModel
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quad4fhe._rows import Rows
+    from quad4fhe.certificate import Certificate, Verified, verify
+    from quad4fhe.circuit.describe import describe
+    from quad4fhe.circuit.plan import Plan, plan
+    from quad4fhe.data.files import read_samples
+    from quad4fhe.errors import (
+        CertificateError,
+        FitError,
+        InputError,
+        MissingExtraError,
+        Quad4FHEError,
+        TargetNotReachedError,
+    )
     from quad4fhe.estimator import QuadraticReplacement
+    from quad4fhe.evidence import Evidence
+    from quad4fhe.fitting.cascade import fit
+    from quad4fhe.fitting.result import Fit
+    from quad4fhe.he.session import Client, ReplyError, Server
+    from quad4fhe.mlp import MLP
+    from quad4fhe.polynomials.compare import compare
+    from quad4fhe.polynomials.comparison import Comparison
+    from quad4fhe.quadratic import QuadraticModel
+    from quad4fhe.scoring.run import score
+    from quad4fhe.serve.client import Remote
 
 __version__ = "0.1.0"
 
@@ -44,6 +65,7 @@ __all__ = [
     "Quad4FHEError",
     "QuadraticModel",
     "QuadraticReplacement",
+    "Remote",
     "ReplyError",
     "Rows",
     "Server",
@@ -53,14 +75,57 @@ __all__ = [
     "describe",
     "fit",
     "plan",
+    "read_samples",
+    "score",
     "verify",
 ]
 
+_HOME = {
+    "MLP": "mlp",
+    "Certificate": "certificate",
+    "CertificateError": "errors",
+    "Client": "he.session",
+    "Comparison": "polynomials.comparison",
+    "Evidence": "evidence",
+    "Fit": "fitting.result",
+    "FitError": "errors",
+    "InputError": "errors",
+    "MissingExtraError": "errors",
+    "Plan": "circuit.plan",
+    "Quad4FHEError": "errors",
+    "QuadraticModel": "quadratic",
+    "QuadraticReplacement": "estimator",
+    "Remote": "serve.client",
+    "ReplyError": "he.session",
+    "Rows": "_rows",
+    "Server": "he.session",
+    "TargetNotReachedError": "errors",
+    "Verified": "certificate",
+    "compare": "polynomials.compare",
+    "describe": "circuit.describe",
+    "fit": "fitting.cascade",
+    "plan": "circuit.plan",
+    "read_samples": "data.files",
+    "score": "scoring.run",
+    "verify": "certificate",
+}
+"""Public names and their modules; a test compares it with the imports above, which type checkers read."""
 
-def __getattr__(name: str) -> Any:
-    """QuadraticReplacement, loaded when it is asked for, as it needs scikit-learn."""
-    if name == "QuadraticReplacement":
-        from quad4fhe.estimator import QuadraticReplacement
+if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name
 
-        return QuadraticReplacement
-    raise AttributeError(f"module 'quad4fhe' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """Load a public name when it is first asked for."""
+        if name not in _HOME:
+            raise AttributeError(f"module 'quad4fhe' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(f"quad4fhe.{_HOME[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    """Every name that can be loaded here; `help` loads them all, so without scikit-learn its estimator is not named."""
+    from importlib.util import find_spec
+
+    absent = set() if find_spec("sklearn") else {"QuadraticReplacement"}
+    return sorted((set(globals()) | set(__all__)) - absent)

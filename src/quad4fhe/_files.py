@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from quad4fhe.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _REASON_LENGTH = 160
 
@@ -78,6 +79,8 @@ def parsing(what: str, fix: str) -> Iterator[None]:
 @contextmanager
 def open_npz(file: Path, fix: str) -> Iterator[np.lib.npyio.NpzFile]:
     """Open an .npz archive without reading its arrays; arrays that need pickle are refused when they are read."""
+    import numpy as np  # here, because commands that read no samples need none of it
+
     # A handle of our own: given a path, np.load leaves a damaged archive open.
     with file.open("rb") as handle:
         with parsing("the .npz archive", fix):

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress, silent
 from quad4fhe._rows import Rows, as_rows, left_alone
+from quad4fhe._threads import few_threads
 from quad4fhe.data.files import Given, rows_of
 from quad4fhe.engines import Engine
 from quad4fhe.errors import CertificateError, InputError
@@ -246,6 +247,7 @@ def no_room(claim: Certificate, mlp: MLP) -> str:
     return "no shared quadratic keeps all" + (" at the zero threshold" if fixed else "")
 
 
+@few_threads()
 def verify(
     fit: Certified,
     mlp: MLP | None,
@@ -258,14 +260,27 @@ def verify(
 ) -> Verified:
     """Recheck the certificate of `fit` against its calibration data, exactly; raises CertificateError if it fails.
 
-    With `mlp` given, also checks that the fit was made for this very model. Besides the certificate's own claims this
-    covers the coefficients, box and margins of the fit, and of its regime that there is one of this name and that a
-    hard one is lossless. How the fit was made (its regime, seed, diagnostics) is not certified, and nothing that is
-    returned rests on it. X_cal may be anything `fit` takes: files are read part by part, and `engine` ("local", "ray"
-    or an Engine) shares the parts out among `workers`.
+    Besides the certificate's own claims this covers the coefficients, box and margins of the fit, and of its regime
+    that there is one of this name and that a hard one is lossless. How the fit was made (its regime, seed, diagnostics)
+    is not certified, and nothing that is returned rests on it.
 
-    With X_holdout, the rows that the fit's promise about new inputs was counted on, the promise is counted again. That
-    the ReLU model and the fit have not seen them can't be checked.
+    Parameters
+    ----------
+    fit
+        The fit to check.
+    mlp
+        The model that the fit must have been made for; None leaves this check out.
+    X_cal
+        The calibration data; anything `fit` takes, files are read part by part.
+    progress
+        Progress callback (what, done, total).
+    X_holdout
+        The rows that the fit's promise about new inputs was counted on: it is counted again. That the ReLU model and
+        the fit have not seen them can't be checked.
+    engine
+        "local", "ray" or an Engine: shares the work out among processes.
+    workers
+        How many processes; as many as there are cores by default.
     """
     rows = rows_of("X_cal", X_cal, fit.mlp.features)
     held = None if X_holdout is None else rows_of("X_holdout", X_holdout, fit.mlp.features, "test")

@@ -17,7 +17,7 @@ from quad4fhe.certificate import Verified, verify
 from quad4fhe.circuit.domain import widened
 from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.errors import InputError, MissingExtraError
-from quad4fhe.fit import Fit, fit
+from quad4fhe.fitting import Fit, fit
 from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.predict import Prediction, predict_encrypted
 from quad4fhe.mlp import MLP

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError, MissingExtraError
-from quad4fhe.fit import Fit, fit
-from quad4fhe.fit.cascade import Family, RegimeChoice, Threshold
+from quad4fhe.fitting import Fit, fit
+from quad4fhe.fitting.cascade import Family, RegimeChoice, Threshold
 from quad4fhe.mlp import MLP
 
 try:
@@ -29,16 +29,31 @@ except ImportError:
 class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier whose ReLU is replaced by a quadratic that keeps its decisions, ready for encryption.
 
-    `estimator` is an MLPClassifier with one hidden ReLU layer, alone or behind scalers in a Pipeline. One that is
-    fitted, or wrapped in FrozenEstimator, is never trained again: `fit(X)` takes X as calibration set, and clones (in
-    `cross_val_score`, `GridSearchCV`, Pipelines) share it. One that is not fitted is cloned and trained by `fit(X, y)`
-    first. The other parameters are those of `quad4fhe.fit`.
-
     After fitting, `fit_` is the Fit (certificate, plan, export), `estimator_` the trained classifier, and `classes_`,
     `n_features_in_` and `feature_names_in_` are as always.
 
     There is no predict_proba: the replacement keeps which logit is largest, not by how much, so a softmax of its logits
     would rank classes rightly but would be no probability. CalibratedClassifierCV makes one from decision_function.
+
+    Parameters
+    ----------
+    estimator
+        An MLPClassifier with one hidden ReLU layer, alone or behind scalers in a Pipeline. One that is fitted, or
+        wrapped in FrozenEstimator, is never trained again: `fit(X)` takes X as calibration set, and clones (in
+        `cross_val_score`, `GridSearchCV`, Pipelines) share it. One that is not fitted is cloned and trained by
+        `fit(X, y)` first.
+    family
+        As in `quad4fhe.fit`: "shared", "unitwise", "head" or "auto".
+    regime
+        As in `quad4fhe.fit`: "auto", "hard", "rch" or "soft".
+    threshold
+        As in `quad4fhe.fit`: "zero" or "free".
+    polish
+        Let a soft fit trade hinge loss for kept decisions.
+    target_agreement
+        The share of calibration decisions below which fitting raises TargetNotReachedError.
+    seed
+        Seed of the polish and of the folds of the cross-validation.
     """
 
     def __init__(
@@ -107,7 +122,7 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
     def agreement(self, X: ArrayLike) -> float:
         """The share of the trained classifier's own decisions on X that are kept, in exact arithmetic."""
         checked = self._samples(X)
-        return self.fit_.agreement(checked).agreement
+        return self.fit_.agreement(checked)
 
     def set_params(self, **params: Any) -> QuadraticReplacement:
         """Set parameters; those of a fitted classifier (`estimator__...`) are refused, as it is not trained again."""

@@ -1,7 +1,7 @@
 """The lifted statistics through which a shared quadratic can act on a trained model, in blocks of rows.
 
 Decides Q, L, B, b and the targets (the ReLU model's own decisions, exact), and what solvers may ask of them: a function
-of every block, so that they need not be in one place (`fit.sharded`). What coefficients to choose is left to `fit`. The
+of every block, so that they need not be in one place (`fitting.sharded`). Choosing coefficients is left to `fit`. The
 n(K-1) pairwise rows of the paper are never formed: they are differences of entries kept here.
 """
 

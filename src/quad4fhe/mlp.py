@@ -130,6 +130,12 @@ class MLP:
 
         return load(path)
 
+    def save(self, path: str | Path) -> None:
+        """Write the model to one .safetensors or .npz file that `load` reads, whole or not at all."""
+        from quad4fhe.importers.arrays import save
+
+        save(self, path)
+
 
 def decide(logits: Array) -> IntArray:
     """Decisions from logits (n, K): the sign for K = 1, else the largest, the lowest index on a tie."""

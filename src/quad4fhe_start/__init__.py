@@ -1,6 +1,6 @@
-"""Starts the command line. A package of its own, because importing anything of quad4fhe imports all its libraries.
+"""Starts the command line. A package of its own, so that nothing of quad4fhe is imported before it is ready.
 
-Decides what Ctrl-C and a broken installation look like in that second; everything after it is left to `quad4fhe.cli`.
+Decides what Ctrl-C and a broken installation look like until then; everything after it is left to `quad4fhe.cli`.
 """
 
 from __future__ import annotations

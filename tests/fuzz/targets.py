@@ -24,13 +24,11 @@ import numpy as np
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from quad4fhe import MLP, Fit, fit
+from quad4fhe import MLP, Fit, Plan, fit
 from quad4fhe.circuit.describe import describe
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.he import container, keys
 from quad4fhe.he.container import Kind
-from quad4fhe.scoring.batches import read_plan
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def plan_files(data: bytes) -> bool:
     path.write_bytes(data[1:])
 
     def read() -> None:
-        plan = read_plan(path)
+        plan = Plan.load(path)
         assert len(plan.sha256) == 32
         describe(plan)
         for kind in Kind:

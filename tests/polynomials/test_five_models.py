@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from quad4fhe.polynomials import compare
+from quad4fhe.polynomials import measure
 
 MODELS = ("breast_cancer", "diabetes", "shuttle", "otto", "sst5")
 METHODS = {"square": "Square", "ola": "OLA", "precise_a11": "Precise-11"}
@@ -21,7 +21,7 @@ def compared(trained):
     def run(name):
         model = trained(name)
         start = time.process_time()
-        result = compare(model.mlp, model.X_cal, model.X_test, model.y_test)
+        result = measure(model.mlp, model.X_cal, model.X_test, model.y_test)
         return result, time.process_time() - start
 
     return run

@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
 from family_fits import pairs, plane
 from quad4fhe import MLP, CertificateError, Fit, InputError, fit
+from quad4fhe.fitting.result import count_agreement
 from quad4fhe.lift import lift
 from quad4fhe.polynomials.preactivations import preactivations
 from quad4fhe.regime import Regime
@@ -104,8 +105,8 @@ def test_changes_are_counted_from_and_to() -> None:
 
 
 def rungs_of(own: Fit, X: Any, X_test: Any, extent: Any) -> list[Rung]:
-    test = None if X_test is None else own.agreement(X_test)
-    return climb(own, own.agreement(X), test, X, X_test, extent)
+    test = None if X_test is None else count_agreement(own.mlp, own.model, X_test)
+    return climb(own, count_agreement(own.mlp, own.model, X), test, X, X_test, extent)
 
 
 def test_the_ladder_says_what_separate_fits_say() -> None:
@@ -117,7 +118,7 @@ def test_the_ladder_says_what_separate_fits_say() -> None:
     paper = fit(PAIRS.mlp, PAIRS_X, polish=False)
     for rung, alone in zip(rungs, (paper, PAIRS, pairs("unitwise"), pairs("head")), strict=True):
         assert rung.calibration == alone.diagnostics.calibration
-        assert rung.test == alone.agreement(X_test)
+        assert rung.test == count_agreement(alone.mlp, alone.model, X_test)
 
 
 def test_which_rung_a_fit_is_follows_from_its_numbers_and_not_from_its_word() -> None:

@@ -234,7 +234,7 @@ def test_labels_give_accuracies_and_labels_that_mean_nothing_do_not() -> None:
 
 
 def test_one_lost_decision_among_many_is_not_shown_as_all() -> None:
-    from quad4fhe.fit.words import percent
+    from quad4fhe.fitting.words import percent
 
     assert percent(1.0) == "100.00%"
     assert percent(1 - 1e-6) == "99.9999%"

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -21,7 +22,8 @@ from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, tensor
 from quad4fhe._arrays import samples as checked_samples
-from quad4fhe._files import one_line
+from quad4fhe._files import check_place, one_line, opened, parsing, write_atomically
+from quad4fhe._threads import few_threads
 from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.chain import Chain
 from quad4fhe.circuit.domain import Domain
@@ -148,6 +150,23 @@ class Plan:
                 f"not a plan of this library ({one_line(error)}); make one with: quad4fhe plan FIT --json"
             ) from None
 
+    @classmethod
+    def from_json(cls, data: bytes) -> Plan:
+        """Read the content of a plan file; it is checked like a new plan."""
+        with parsing("the plan", "make one with: quad4fhe plan FIT --json"):
+            fields = msgspec.json.decode(data, type=dict[str, Any])
+        return cls.from_dict(fields)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to one JSON file, whole or not at all: what `quad4fhe plan --json` prints."""
+        write_atomically(check_place(path), msgspec.json.encode(self.to_dict()) + b"\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file that `save` or `quad4fhe plan --json` wrote; it is checked like a new plan."""
+        with opened(path) as file:
+            return cls.from_json(file.read_bytes())
+
 
 def _check_ranges(plan: Plan) -> None:
     """Refuse numbers no plan can have, before any of them is used."""
@@ -239,6 +258,7 @@ def reply_bound(plan: Plan, model: QuadraticModel) -> float:
     return batch_slot_bound(noise_of(question, quantise(circuit, plan.scales).dequantised(), plan.chain, plan.scales))
 
 
+@few_threads()
 def plan(
     fit: Fitted,
     *,
@@ -249,12 +269,26 @@ def plan(
     box: ArrayLike | None = None,
     machine: Machine = REFERENCE,
 ) -> Plan:
-    """Choose every parameter for `samples` samples.
+    """Choose every encryption parameter for a fit.
 
-    `strict`: no calibration decision may change, and of a quarter as many unseen ones none in 99 of 100 cases; `fast`:
-    at most one in a thousand. The input domain is `box`, by default the fit's own. With the calibration samples X (in
-    the order of the fit's margins) the error is forecast at each of them; without, for the whole box, which is
-    rigorous, larger, and so costs more primes.
+    Parameters
+    ----------
+    fit
+        The fit to run encrypted: its model, input box and margins decide.
+    samples
+        How many samples are scored together.
+    layout
+        "batch" (many samples at once, no evaluation keys), "packed" (one quick query), or "auto", the cheaper one.
+    precision
+        "strict": no calibration decision may change, and of a quarter as many unseen ones none in 99 of 100 cases.
+        "fast": at most one in a thousand.
+    X
+        The calibration samples (n, d), in the order of the fit's margins. With them the error is forecast at each
+        sample; without, for the whole box, which is rigorous, larger, and so costs more primes.
+    box
+        The smallest and largest value of each feature, (2, d), that inputs may have; the fit's own by default.
+    machine
+        The speed that the forecast of time is made for.
     """
     if samples < 1:
         raise InputError(f"samples is {samples}, wanted at least 1")

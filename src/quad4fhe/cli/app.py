@@ -22,6 +22,7 @@ from rich.table import Table
 import quad4fhe
 from quad4fhe._files import one_line, shown, write_atomically
 from quad4fhe._terminal import Reporter
+from quad4fhe._threads import start_with_one_thread
 from quad4fhe.cli.manual import WIDTH, Manual
 from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNotReachedError
 
@@ -71,11 +72,15 @@ def root(
 ) -> None:
     """Run a trained one-hidden-layer ReLU classifier on encrypted data, keeping its decisions."""
     if version:
-        typer.echo(f"quad4fhe {quad4fhe.__version__}")
+        typer.echo(_version())
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(2)
+
+
+def _version() -> str:
+    return f"quad4fhe {quad4fhe.__version__}"
 
 
 @contextmanager
@@ -125,6 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str], json: bool) -> int:
     try:
+        if words == ["--version"]:  # Typer itself would load pydantic first, to read the option
+            typer.echo(_version())
+            return 0
         code = app(args=words, prog_name="quad4fhe", standalone_mode=False)
         sys.stdout.flush()
         if code == _INTERRUPTED:
@@ -186,4 +194,5 @@ def _fail(message: str, code: int, json: bool) -> int:
 
 def entry_point() -> None:
     """The command line with its exit code; `quad4fhe_start` calls it."""
+    start_with_one_thread()
     sys.exit(main())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -9,7 +11,9 @@ from rich.text import Text
 
 from quad4fhe._terminal import Reporter
 from quad4fhe.cli.app import JsonFlag, app, print_json, say
-from quad4fhe.doctor import Examination, examine
+
+if TYPE_CHECKING:
+    from quad4fhe.doctor import Examination
 
 _STYLE = {"ok": "green", "slow": "yellow", "missing": "dim", "failed": "bold red"}
 
@@ -27,6 +31,8 @@ def doctor_command(json: JsonFlag = False) -> None:
 
     Exit 1: a check failed that every user needs; slow or missing parts do not count
     """
+    from quad4fhe.doctor import examine
+
     with Reporter() as progress:
         found = examine(progress)
     if json:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import io
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 import quad4fhe
-from quad4fhe._arrays import samples as checked_samples
 from quad4fhe._files import check_place, write_atomically
 from quad4fhe._terminal import Reporter
-from quad4fhe.circuit.domain import widened
 from quad4fhe.cli.app import (
     CalibFile,
     FitFile,
@@ -26,13 +23,12 @@ from quad4fhe.cli.app import (
     say,
     write_text,
 )
-from quad4fhe.data.files import read_samples
 from quad4fhe.errors import InputError
-from quad4fhe.fit import Fit, fit
-from quad4fhe.he import bench
-from quad4fhe.he.calibrate import calibrate
-from quad4fhe.he.predict import Prediction, predict_encrypted
-from quad4fhe.mlp import MLP
+
+if TYPE_CHECKING:
+    from quad4fhe import Fit
+    from quad4fhe.he import bench
+    from quad4fhe.he.predict import Prediction
 
 
 class LayoutName(StrEnum):
@@ -66,6 +62,10 @@ def make_plan(
     fitted: Fit, samples: int, layout: LayoutName, precision: PrecisionName, widen: float, calib: Path | None
 ) -> quad4fhe.Plan:
     """A plan as the options of several commands ask for it."""
+    from quad4fhe import read_samples
+    from quad4fhe.circuit.domain import widened
+    from quad4fhe.he.calibrate import calibrate
+
     if samples < 1:
         raise InputError(f"samples is {samples}, wanted at least 1")
     X_cal = None if calib is None else read_samples(calib, "calibration")[0]
@@ -99,6 +99,8 @@ def plan_command(
     Example: quad4fhe plan fit.safetensors --samples 2048 --calib calib.npz
     quad4fhe plan fit.safetensors --layout packed --json > plan.json
     """
+    from quad4fhe import Fit
+
     with Reporter() as progress:
         progress("plan", 0, 0)
         made = make_plan(Fit.load(fit_file), samples, layout, precision, widen, calib)
@@ -139,6 +141,12 @@ def predict_command(
     Example: quad4fhe predict fit.safetensors test.npz -o decisions.csv
     quad4fhe predict fit.safetensors test.npz --encrypted --widen 0.5 --clip
     """
+    import numpy as np
+
+    from quad4fhe import Fit, read_samples
+    from quad4fhe._arrays import samples as checked_samples
+    from quad4fhe.he.predict import Prediction, predict_encrypted
+
     if out is not None:
         check_place(out)
     if not encrypted and (clip or widen or calib is not None):
@@ -203,6 +211,12 @@ def bench_command(
 
     Example: quad4fhe bench model.onnx calib.npz --test test.npz --samples 8 --no-sweep
     """
+    import numpy as np
+
+    from quad4fhe import MLP, fit, read_samples
+    from quad4fhe._arrays import samples as checked_samples
+    from quad4fhe.he import bench
+
     if not (sweep or minimum):
         raise InputError("--no-sweep and --no-minimum together leave nothing to run; drop one of them")
     with Reporter() as progress:

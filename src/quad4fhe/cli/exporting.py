@@ -8,12 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from quad4fhe._arrays import samples
 from quad4fhe._files import check_place
 from quad4fhe.cli.app import FitFile, JsonFlag, app, print_json, print_table
-from quad4fhe.data.files import read_samples
-from quad4fhe.exporters import changed_decisions, suffix_of
-from quad4fhe.fit import Fit
 
 _WHAT = {
     ".onnx": "an ONNX graph (opset 13): Gemm, Mul, Gemm, Gemm, Add",
@@ -57,6 +53,10 @@ def export_command(
 
     Exit 1: with --check: some decisions differ from the fit's (the file is written all the same)
     """
+    from quad4fhe import Fit, read_samples
+    from quad4fhe._arrays import samples
+    from quad4fhe.exporters import changed_decisions, suffix_of
+
     suffix = suffix_of(out)
     check_place(out)
     fitted = Fit.load(fit_file)

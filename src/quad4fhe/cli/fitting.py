@@ -25,12 +25,6 @@ from quad4fhe.cli.app import (
     say,
     write_text,
 )
-from quad4fhe.data.files import read_samples
-from quad4fhe.fit import Fit, fit
-from quad4fhe.fit.result import check_fit_path
-from quad4fhe.fit.words import verdict
-from quad4fhe.mlp import MLP
-from quad4fhe.polynomials import comparison_table
 
 
 class EngineName(StrEnum):
@@ -121,6 +115,9 @@ def fit_command(
 
     Exit 1: the target is not reached, or the regime that was asked for has no solution; nothing is written
     """
+    from quad4fhe import MLP, fit
+    from quad4fhe.fitting.result import check_fit_path
+
     check_fit_path(out)  # before the work, not after it
     with at_work() as progress:
         mlp = MLP.load(model)
@@ -172,6 +169,8 @@ def verify_command(
 
     Exit 1: the certificate does not hold for this data or model, or the file was changed
     """
+    from quad4fhe import MLP, Fit
+
     with at_work() as progress:
         fitted = Fit.load(fit_file)
         mlp = None if model is None else MLP.load(model)
@@ -199,6 +198,9 @@ def compare_command(
 
     Example: quad4fhe compare model.onnx calib.npz --test test.npz --csv table.csv
     """
+    from quad4fhe import MLP, read_samples
+    from quad4fhe.polynomials import comparison_table
+
     if csv is not None:
         check_place(csv)
     with Reporter() as progress:
@@ -226,6 +228,7 @@ def demo(
     Example: quad4fhe demo
     """
     from quad4fhe.demo import run_demo
+    from quad4fhe.fitting.words import verdict
 
     with Reporter() as progress:
         shown = run_demo(folder, progress)

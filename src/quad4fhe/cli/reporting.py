@@ -10,13 +10,9 @@ import typer
 
 from quad4fhe._files import opened
 from quad4fhe._terminal import Reporter
-from quad4fhe.circuit.forecast import readable_bytes
 from quad4fhe.cli.app import CalibFile, FitFile, JsonFlag, app, print_json, say
 from quad4fhe.cli.encrypted import PrecisionName, PrecisionOption, WidenOption
-from quad4fhe.data.files import read_class_names, read_samples
 from quad4fhe.errors import InputError
-from quad4fhe.fit import Fit
-from quad4fhe.report import Options, Source, check_page_path, report
 
 
 class LadderName(StrEnum):
@@ -58,6 +54,10 @@ def report_command(
 
     Example: quad4fhe report fit.safetensors calib.npz --test test.npz -o report.html
     """
+    from quad4fhe import Fit, read_samples
+    from quad4fhe.circuit.forecast import readable_bytes
+    from quad4fhe.report import Options, Source, check_page_path, report
+
     check_page_path(out)
     if pictures is not None and pictures.exists() and not pictures.is_dir():
         raise InputError(f"{pictures} is a file, wanted a folder for the pictures; choose another name")
@@ -88,6 +88,8 @@ def report_command(
 
 def _names(given: str | None, *data: Path | None) -> list[str] | None:
     """The class names that were asked for, or those that the data files hold."""
+    from quad4fhe.data.files import read_class_names
+
     if given is None:
         return next((names for path in data if path is not None and (names := read_class_names(path))), None)
     if Path(given).is_file():

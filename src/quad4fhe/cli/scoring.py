@@ -6,24 +6,19 @@ import contextlib
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from quad4fhe._files import shown
 from quad4fhe._terminal import Reporter
-from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
 from quad4fhe.cli.app import FitFile, JsonFlag, app, at_work, print_json, print_table, say
 from quad4fhe.cli.encrypted import csv_text
-from quad4fhe.data.files import read_samples
-from quad4fhe.fit import Fit
-from quad4fhe.he.keys import StoredKey
-from quad4fhe.he.predict import Prediction
-from quad4fhe.mlp import decide
-from quad4fhe.scoring.batches import Batch, read_plan, read_replies, write_requests
-from quad4fhe.scoring.files import appearing
-from quad4fhe.scoring.run import Problem, Score, score
+
+if TYPE_CHECKING:
+    from quad4fhe.he.keys import StoredKey
+    from quad4fhe.scoring.batches import Batch
+    from quad4fhe.scoring.run import Problem, Score
 
 _SHOWN = 20  # problems named on a terminal; --json and the folder name all
 
@@ -77,7 +72,9 @@ def score_command(
 
     Exit 1: some requests were damaged or failed; every other has its reply.
     """
-    given = None if plan is None else read_plan(plan)
+    from quad4fhe import Fit, Plan, score
+
+    given = None if plan is None else Plan.load(plan)
     with at_work() as progress:
         fitted = Fit.load(fit_file)
         found = score(
@@ -99,6 +96,8 @@ def score_command(
 
 
 def _print_score(found: Score, replies: Path) -> None:
+    from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
+
     before = f", {found.answered_before} from runs before" if found.answered_before else ""
     lines = [("replies", f"{found.answered} now{before}, of {found.requests} requests")]
     if found.answered:
@@ -125,9 +124,13 @@ def _name(what: str, problems: tuple[Problem, ...]) -> None:
 
 def write_folder(folder: Path, data: Path, plan: Path, key: StoredKey, *, clip: bool, json: bool) -> None:
     """`query FOLDER DATA --plan`: encrypt into files that `score` answers elsewhere."""
+    from quad4fhe import Plan, read_samples
+    from quad4fhe.circuit.forecast import readable_bytes
+    from quad4fhe.scoring.batches import write_requests
+
     with Reporter() as progress:
         X, _ = read_samples(data, "test")
-        made = read_plan(plan)
+        made = Plan.load(plan)
         found = write_requests(made, key, X, folder, clip=clip, progress=progress)
     if json:
         print_json({**vars(found), "index": str(found.index), "folder": str(folder), "model": made.model_id})
@@ -146,6 +149,15 @@ def write_folder(folder: Path, data: Path, plan: Path, key: StoredKey, *, clip: 
 
 def read_folder(folder: Path, data: Path, replies: Path, key: StoredKey, *, out: Path | None, json: bool) -> None:
     """`query FOLDER DATA --replies`: decrypt what `score` answered; exit code 1 where a reply is missing."""
+    import numpy as np
+
+    from quad4fhe import read_samples
+    from quad4fhe.he.predict import Prediction
+    from quad4fhe.mlp import decide
+    from quad4fhe.scoring.batches import read_replies
+    from quad4fhe.scoring.files import appearing
+    from quad4fhe.scoring.run import Problem
+
     counts: Counter[int] = Counter()
     problems: list[Problem] = []
     kept: dict[str, list[Any]] = {"decisions": [], "logits": []}
@@ -182,6 +194,9 @@ def read_folder(folder: Path, data: Path, replies: Path, key: StoredKey, *, out:
 
 def _rows(batch: Batch) -> str:
     """Lines of CSV, one a sample, with empty cells where there is no reply, so that every row keeps its place."""
+    from quad4fhe.he.predict import Prediction
+    from quad4fhe.mlp import decide
+
     if batch.logits is None:
         count: int = batch.rows.stop - batch.rows.start
         return ("," * batch.outputs + "\n") * count

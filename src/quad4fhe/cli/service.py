@@ -10,26 +10,21 @@ import ssl
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quad4fhe._arrays import tensor
 from quad4fhe._files import check_place, opened, parsing
 from quad4fhe._terminal import Reporter
-from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.cli.app import JsonFlag, app, print_json, print_table, say, write_text
 from quad4fhe.cli.encrypted import LayoutName, PrecisionName, PrecisionOption, WidenOption, csv_text, make_plan
 from quad4fhe.cli.scoring import EngineName
-from quad4fhe.data.files import read_samples
 from quad4fhe.errors import InputError
-from quad4fhe.fit import Fit
-from quad4fhe.he import keys
-from quad4fhe.he.canaries import Known
-from quad4fhe.he.predict import Prediction
 from quad4fhe.he.secrecy import private_line
-from quad4fhe.scoring.batches import read_plan
+
+if TYPE_CHECKING:
+    from quad4fhe import Plan
+    from quad4fhe.he import keys
 
 
 class ServedLayout(StrEnum):
@@ -80,6 +75,9 @@ def keygen_command(
     Example: quad4fhe keygen own.key --server https://host:8443 --token-file token --ask-passphrase
     quad4fhe keygen own.key --plan plan.json
     """
+    from quad4fhe import Plan
+    from quad4fhe.he import keys
+
     if [plan is not None, server is not None, rotate].count(True) != 1:
         raise InputError("say what the key is for: one of --plan FILE, --server URL or --rotate")
     passphrase = _passphrase(passphrase_file, ask_passphrase, confirm=not rotate)
@@ -88,7 +86,7 @@ def keygen_command(
         made, kept = keys.rotate(key, passphrase)
     else:
         if plan is not None:
-            wanted = read_plan(plan)
+            wanted = Plan.load(plan)
         else:
             with _remote(str(server), None, None, model, layout, token_file, ca, 60.0) as remote:
                 wanted = remote.plan
@@ -157,6 +155,7 @@ def serve_command(
     Example: quad4fhe serve fit.safetensors
     quad4fhe serve fit.safetensors --host 0.0.0.0 --token-file tokens --tls-cert cert.pem --tls-key key.pem
     """
+    from quad4fhe import Fit, Plan
     from quad4fhe.serve.run import Address, Hosted, Limits, read_tokens, serve
 
     address = Address(host=host, port=port, certificate=tls_cert, certificate_key=tls_key)
@@ -173,7 +172,7 @@ def serve_command(
         per_address=per_address,
     )
     tokens = () if token_file is None else read_tokens(token_file)
-    given = [read_plan(file) for file in plans or []]
+    given = [Plan.load(file) for file in plans or []]
     hosted: list[Hosted] = []
     with Reporter() as progress:
         for file in fits:
@@ -261,6 +260,13 @@ def query_command(
     quad4fhe query batches test.npz --plan plan.json --key own.key
     quad4fhe query batches test.npz --replies replies --key own.key
     """
+    from quad4fhe import Plan, read_samples
+    from quad4fhe._arrays import tensor
+    from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
+    from quad4fhe.he import keys
+    from quad4fhe.he.canaries import Known
+    from quad4fhe.he.predict import Prediction
+
     if out is not None:
         check_place(out)
     if replies is not None or (plan_file is not None and not url.startswith(("http://", "https://"))):
@@ -271,7 +277,7 @@ def query_command(
     if Path(url).is_dir():
         raise InputError(f"{url} is a folder: add --plan to write requests there, or --replies to read the answers")
     stored = None if key is None else keys.load(key, _passphrase(passphrase_file, ask_passphrase, confirm=False))
-    pinned = None if plan_file is None else read_plan(plan_file)
+    pinned = None if plan_file is None else Plan.load(plan_file)
     X = tensor(
         "X", read_samples(data, "test")[0], 2
     )  # before the server hears of it: NaN in a sample is no news for it
@@ -324,6 +330,7 @@ def _query_folder(
     json: bool,
 ) -> None:
     from quad4fhe.cli.scoring import read_folder, write_folder
+    from quad4fhe.he import keys
 
     if folder.startswith(("http://", "https://")):
         raise InputError("--replies is for requests in a folder; leave it out for a server")

@@ -22,7 +22,7 @@ from quad4fhe.circuit.plan import plan
 from quad4fhe.doctor.finding import Finding, checked
 from quad4fhe.errors import CertificateError
 from quad4fhe.exact import decisions
-from quad4fhe.fit import Fit, fit
+from quad4fhe.fitting import Fit, fit
 from quad4fhe.he import seal
 from quad4fhe.he.predict import predict_encrypted
 from quad4fhe.he.residues import kernels, multiply

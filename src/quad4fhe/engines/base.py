@@ -19,11 +19,6 @@ from quad4fhe.errors import InputError, Quad4FHEError
 
 Work = Callable[[Any], Any]
 
-# One thread each: parallelism is between workers. Read by the BLAS libraries and numba when they are loaded.
-ONE_THREAD = dict.fromkeys(
-    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS"), "1"
-)
-
 
 class WorkerLostError(Quad4FHEError):
     """Workers ended before they answered, as often as was tried; nothing is known about the task."""

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from quad4fhe._files import one_line
-from quad4fhe.engines.base import ONE_THREAD, Team, Work, cores
+from quad4fhe._threads import ONE_THREAD
+from quad4fhe.engines.base import Team, Work, cores
 from quad4fhe.engines.team import ATTEMPTS, Answered, CrewTeam, Failed, Lost, Outcome, attempt, decoded, encoded, traced
 from quad4fhe.errors import InputError
 

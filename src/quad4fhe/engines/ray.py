@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from quad4fhe._files import one_line
-from quad4fhe.engines.base import ONE_THREAD, Team, Work, WorkerLostError, cores
+from quad4fhe._threads import ONE_THREAD
+from quad4fhe.engines.base import Team, Work, WorkerLostError, cores
 from quad4fhe.engines.local import pickled
 from quad4fhe.engines.team import ATTEMPTS, Answered, CrewTeam, Failed, Lost, Outcome, attempt, decoded, encoded
 from quad4fhe.errors import InputError, MissingExtraError

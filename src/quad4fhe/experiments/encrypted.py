@@ -17,7 +17,7 @@ from quad4fhe.circuit.plan import Layout, Plan, Precision, plan
 from quad4fhe.errors import InputError
 from quad4fhe.experiments.measure import Bench
 from quad4fhe.experiments.records import Circuit, Encrypted, Operations
-from quad4fhe.fit import Fit
+from quad4fhe.fitting import Fit
 from quad4fhe.he.bench import PAPER_GRID, SMALL_GRID, Outcome, minimum_configuration, precision_sweep, schemes
 from quad4fhe.he.paper import Activation, PaperCircuit
 from quad4fhe.he.predict import predict_encrypted

@@ -15,10 +15,9 @@ from msgspec import structs
 from quad4fhe._arrays import Array, IntArray
 from quad4fhe.experiments.prepare import Features, Parts
 from quad4fhe.experiments.records import Fitted, Measured
-from quad4fhe.fit import Fit
+from quad4fhe.fitting import Fit
 from quad4fhe.mlp import MLP, decide
-from quad4fhe.polynomials import Polynomial, baselines, preactivations
-from quad4fhe.polynomials import compare as compare_baselines
+from quad4fhe.polynomials import Polynomial, baselines, measure, preactivations
 
 _DIGITS = 5  # of figures by class and by tenth, which are shown with two
 
@@ -122,7 +121,7 @@ def fitted(name: str, bench: Bench, fit: Fit, seconds: float) -> Fitted:
 def measured_baselines(bench: Bench) -> list[Measured]:
     """The published baselines, fitted to the calibration pre-activations of this model."""
     chosen = baselines(preactivations(bench.mlp, bench.X_cal))
-    compared = compare_baselines(bench.mlp, bench.X_cal, bench.X_test, polynomials=chosen)
+    compared = measure(bench.mlp, bench.X_cal, bench.X_test, polynomials=chosen)
     out = []
     for polynomial in chosen:
         row = compared[polynomial.name]

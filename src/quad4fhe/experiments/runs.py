@@ -23,7 +23,7 @@ from quad4fhe.experiments.recipes import POOLS, WIDTH
 from quad4fhe.experiments.records import VERSION, Dropped, Fitted, LiftedPlane, PoolResult, Record, Task
 from quad4fhe.experiments.store import Store
 from quad4fhe.experiments.train import train
-from quad4fhe.fit import Fit, fit
+from quad4fhe.fitting import Fit, fit
 from quad4fhe.lift import lift
 from quad4fhe.mlp import MLP
 
@@ -178,8 +178,8 @@ def _without_the_unsure(task: Task, bench: Bench) -> list[Dropped]:
                     alpha=float(made.alpha),
                     beta=float(made.beta),
                     eta=float(made.eta),
-                    agreement_test=made.agreement(bench.X_test).agreement,
-                    agreement_all=made.agreement(bench.X_cal).agreement,
+                    agreement_test=float(made.agreement(bench.X_test)),
+                    agreement_all=float(made.agreement(bench.X_cal)),
                 )
             )
     return out

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, IntArray, samples
 from quad4fhe._progress import Progress, silent
+from quad4fhe._threads import few_threads
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
 from quad4fhe.circuit.plan import Fitted, Plan
 from quad4fhe.he.session import Client, Server
@@ -79,6 +80,7 @@ class Prediction:
         return [*lines, ("CPU time", spent)]
 
 
+@few_threads()
 def predict_encrypted(
     fit: Fitted, plan: Plan, X: ArrayLike, *, clip: bool = False, progress: Progress = silent
 ) -> Prediction:

@@ -87,6 +87,9 @@ class Client:
         self._key_id = secrets.token_bytes(16) if key is None else key.key_id
         self._open: dict[bytes, int] = {}
 
+    def __repr__(self) -> str:
+        return f"Client({_words(self.plan)}, key {self._key_id.hex()[:12]})"
+
     def evaluation_keys(self) -> EvaluationKeys | None:
         """What the server must be given once before the first request; None for layout batch, which needs none."""
         return None if self.plan.layout == "batch" else packed.make_keys(self._secret, self.plan.packing)
@@ -193,6 +196,9 @@ class Server:
         else:
             self._packed = packed.PackedEvaluator(fit.model, plan.shift, plan.chain, plan.scales, plan.packing)
 
+    def __repr__(self) -> str:
+        return f"Server({_words(self.plan)})"
+
     def register(self, key_id: bytes, keys: EvaluationKeys | None) -> None:
         """Take a client's evaluation keys; does nothing for layout batch."""
         if self._packed is None:
@@ -257,6 +263,10 @@ def _opaque(residues: NDArray[Any]) -> bool:
     second = residues[..., 1, :, :]
     honest = second[..., 0, :_LOOK].any(axis=-1)  # practically always, and read without the rest
     return bool(second[~honest].any(axis=(-1, -2)).all())
+
+
+def _words(plan: Plan) -> str:
+    return f"layout {plan.layout}, ring N = {plan.chain.ring}, model {plan.model_id[:12]}"
 
 
 def _require_room(plan: Plan, model: QuadraticModel) -> None:

@@ -1,23 +1,29 @@
 """Models as named arrays: .npz and .safetensors files with W1, b1, W2, b2, or with torch's names.
 
-Decides which of the two namings a file uses; what torch's names mean is left to `_state_dict`.
+Decides which of the two namings a file uses, and writes the first of them. What torch's names mean is left to
+`_state_dict`.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
+from safetensors.numpy import save as safetensors_bytes
 
-from quad4fhe._files import open_npz, opened, parsing, read_npz
+from quad4fhe._files import check_place, open_npz, opened, parsing, read_npz, write_atomically
 from quad4fhe.errors import InputError
 from quad4fhe.importers._state_dict import from_state_dict
 from quad4fhe.mlp import MLP
 
 _NAMES = ("W1", "b1", "W2", "b2")
+FORMAT = "quad4fhe-mlp-1"
+"""The mark of a model file that was written here."""
 _LISTED = 8  # how many names of a foreign file an error shows
 
 
@@ -44,6 +50,23 @@ def from_safetensors(path: str | Path) -> MLP:
 
         with archive:
             return _from_names(archive.keys(), read)
+
+
+def save(mlp: MLP, path: str | Path) -> None:
+    """Write W1, b1, W2, b2 in float64; the suffix says how (.safetensors, .npz)."""
+    place = Path(path)
+    arrays = {name: np.ascontiguousarray(getattr(mlp, name)) for name in _NAMES}
+    if place.suffix == ".safetensors":
+        data = safetensors_bytes(arrays, {"format": FORMAT})
+    elif place.suffix == ".npz":
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays, format=np.array(FORMAT))
+        data = buffer.getvalue()
+    else:
+        raise InputError(
+            f"a model is saved as .safetensors or .npz, not {place.name!r}; choose a name such as model.safetensors"
+        )
+    write_atomically(check_place(place), data)
 
 
 def _from_names(names: Iterable[str], read: Callable[[str], NDArray[Any]]) -> MLP:

@@ -1,10 +1,10 @@
-"""The replacements of ReLU that quad4fhe is compared with, all of one type, and the comparison itself."""
+"""The replacements of ReLU that quad4fhe is compared with, all of one type, and how they are measured."""
 
 from __future__ import annotations
 
-from quad4fhe.polynomials.compare import baselines, compare
 from quad4fhe.polynomials.comparison import Comparison, Row
 from quad4fhe.polynomials.least_squares import least_squares
+from quad4fhe.polynomials.measure import baselines, measure
 from quad4fhe.polynomials.ola import OLA, fit_ola, ola
 from quad4fhe.polynomials.polynomial import Polynomial, Series
 from quad4fhe.polynomials.preactivations import PreActivations, preactivations
@@ -25,10 +25,10 @@ __all__ = [
     "Schedule",
     "Series",
     "baselines",
-    "compare",
     "comparison_table",
     "fit_ola",
     "least_squares",
+    "measure",
     "minimax",
     "ola",
     "preactivations",

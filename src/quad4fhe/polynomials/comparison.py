@@ -1,6 +1,6 @@
 """The result of a comparison: one row for each replacement, as a dictionary, JSON or CSV.
 
-Decides what is recorded of each replacement and how it is written down. Measuring is left to `compare`, drawing to
+Decides what is recorded of each replacement and how it is written down. Measuring is left to `measure`, drawing to
 `table`.
 """
 
@@ -41,15 +41,23 @@ class Row:
     nonfinite_samples: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """Every replacement side by side, on the same samples; `interval` is that of the calibration pre-activations."""
+    """Every replacement side by side, on the same samples; prints as a table.
+
+    `interval` is that of the calibration pre-activations.
+    """
 
     rows: tuple[Row, ...]
     interval: tuple[float, float]
     n_cal: int
     n_test: int
     model_sha256: str
+
+    def __repr__(self) -> str:
+        from quad4fhe.polynomials.table import table_text
+
+        return table_text(self)
 
     def __getitem__(self, name: str) -> Row:
         """The row of one replacement."""

@@ -1,12 +1,16 @@
-"""The comparison as a rich table, for a terminal. Decides columns and wording only; printing is the caller's."""
+"""The comparison as a rich table or as plain text. Decides columns and wording only; printing is the caller's."""
 
 from __future__ import annotations
 
+import io
 from math import isfinite
 
+from rich.console import Console
 from rich.table import Table
 
 from quad4fhe.polynomials.comparison import Comparison, Row
+
+_TEXT_WIDTH = 120
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -44,6 +48,14 @@ def comparison_table(comparison: Comparison) -> Table:
     for cells in zip(*shown.values(), strict=True):
         table.add_row(*cells)
     return table
+
+
+def table_text(comparison: Comparison) -> str:
+    """The table as plain text, of the same width everywhere."""
+    console = Console(file=io.StringIO(), width=_TEXT_WIDTH, color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(comparison_table(comparison))
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
 
 
 def _percent(share: float | None) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quad4fhe._arrays import Array
-from quad4fhe.fit import Fit
+from quad4fhe.fitting import Fit
 from quad4fhe.polynomials.preactivations import PreActivations
 
 _SHOWN = (0.0005, 0.9995)  # the share of pre-activations left out at each end of the axis

@@ -9,9 +9,9 @@ from quad4fhe.circuit.chain import SECURE_BITS
 from quad4fhe.circuit.describe import describe
 from quad4fhe.circuit.forecast import groups, readable_bytes, readable_seconds
 from quad4fhe.circuit.plan import Plan
-from quad4fhe.fit.diagnostics import Agreement
-from quad4fhe.fit.trials import FamilyTrial
-from quad4fhe.fit.words import percent
+from quad4fhe.fitting.diagnostics import Agreement
+from quad4fhe.fitting.trials import FamilyTrial
+from quad4fhe.fitting.words import percent
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.ladder import NOT_RUN, Rung
 from quad4fhe.report.markup import NOTHING, Markup, command, details, element, join, table

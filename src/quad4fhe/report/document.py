@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from quad4fhe._files import check_place, write_atomically
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError
-from quad4fhe.fit import Fit
+from quad4fhe.fitting import Fit
 from quad4fhe.report.drawing import Picture, require_matplotlib
 from quad4fhe.report.findings import Findings, Options, find
 from quad4fhe.report.page import page
@@ -103,9 +103,26 @@ def report(
 ) -> Report:
     """Find out everything a report shows about `fit` on its calibration data X_cal (n, d) and, if given, on X_test.
 
-    `y_test` are class ids or names and add accuracies, `classes` names the classes, `options` says how far to go and
-    for how many samples to plan, `source` which files the commands on the page name. Raises CertificateError where the
-    certificate of the fit does not hold.
+    Raises CertificateError where the certificate of the fit does not hold.
+
+    Parameters
+    ----------
+    fit
+        The fit.
+    X_cal
+        Its calibration samples (n, d).
+    X_test
+        Samples that the fit has not seen.
+    y_test
+        Class ids or names of the test samples; they add accuracies.
+    classes
+        Names of the classes.
+    options
+        How far to go, and for how many samples to plan.
+    source
+        The files that the commands on the page name.
+    progress
+        Progress callback (what, done, total).
     """
     require_matplotlib()
     found = find(fit, X_cal, X_test, y_test, classes=classes, options=options, progress=progress)

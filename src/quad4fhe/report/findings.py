@@ -21,8 +21,8 @@ from quad4fhe.circuit.domain import widened
 from quad4fhe.circuit.forecast import Machine
 from quad4fhe.circuit.plan import Plan, Precision, plan
 from quad4fhe.errors import InputError
-from quad4fhe.fit import Fit
-from quad4fhe.fit.words import verdict
+from quad4fhe.fitting import Fit
+from quad4fhe.fitting.words import verdict
 from quad4fhe.he.calibrate import calibrate
 from quad4fhe.lift import lift
 from quad4fhe.polynomials.preactivations import preactivations

@@ -1,7 +1,7 @@
 """The lifted plane of a binary model as a picture needs it: hulls, closest pair, separating line.
 
 Decides which of these a fit has: a line only where one shared quadratic decides, a closest pair only where the line
-is found to lie halfway between it. The geometry itself is that of `fit.planar` and `fit.reduced`.
+is found to lie halfway between it. The geometry itself is that of `fitting.planar` and `fitting.reduced`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 
 from quad4fhe._arrays import Array, BoolArray
 from quad4fhe.errors import CertificateError
-from quad4fhe.fit import Fit
-from quad4fhe.fit.planar import Separation, hull, separate
-from quad4fhe.fit.reduced import ReducedHulls, closest
+from quad4fhe.fitting import Fit
+from quad4fhe.fitting.planar import Separation, hull, separate
+from quad4fhe.fitting.reduced import ReducedHulls, closest
 from quad4fhe.plane import Plane
 
 Line = tuple[float, float, float]

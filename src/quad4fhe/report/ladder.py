@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import FitError, InputError
-from quad4fhe.fit import Fit, fit
-from quad4fhe.fit.diagnostics import Agreement
-from quad4fhe.fit.trials import FamilyTrial
+from quad4fhe.fitting import Fit, fit
+from quad4fhe.fitting.diagnostics import Agreement
+from quad4fhe.fitting.trials import FamilyTrial
 
 Extent = Literal["none", "shared", "all"]
 NOT_RUN = "not fitted for this page"

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from quad4fhe._arrays import Array, BoolArray, IntArray, samples
 from quad4fhe._progress import Progress, silent
 from quad4fhe.exact import decisions
-from quad4fhe.fit import Fit
-from quad4fhe.fit.diagnostics import Agreement
+from quad4fhe.fitting import Fit
+from quad4fhe.fitting.diagnostics import Agreement
 
 
 @dataclass(frozen=True, eq=False)

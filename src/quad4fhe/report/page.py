@@ -10,8 +10,8 @@ import hashlib
 from importlib.resources import files
 
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
-from quad4fhe.fit.diagnostics import Agreement
-from quad4fhe.fit.words import percent
+from quad4fhe.fitting.diagnostics import Agreement
+from quad4fhe.fitting.words import percent
 from quad4fhe.report import costs, sections
 from quad4fhe.report.drawing import Picture
 from quad4fhe.report.findings import Findings

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from quad4fhe.fit.diagnostics import Agreement
-from quad4fhe.fit.words import percent
+from quad4fhe.fitting.diagnostics import Agreement
+from quad4fhe.fitting.words import percent
 from quad4fhe.report.drawing import Palette, Picture
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.ink import apart, asinh_axis, crosses, dots, legend, number, short

@@ -5,7 +5,7 @@ Decides what is said as proved (it follows from the certificate, which holds) an
 
 from __future__ import annotations
 
-from quad4fhe.fit import Fit
+from quad4fhe.fitting import Fit
 
 _PRIOR = "How freely they may move from the best shared quadratic was chosen by cross-validation."
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from quad4fhe.certificate import no_room
-from quad4fhe.fit.words import percent
+from quad4fhe.fitting.words import percent
 from quad4fhe.report.drawing import Picture
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.ink import number

@@ -7,8 +7,8 @@ words of a fixed list, under a heading that says whose word they are, so that no
 from __future__ import annotations
 
 from quad4fhe.circuit.forecast import readable_seconds
-from quad4fhe.fit.diagnostics import Diagnostics
-from quad4fhe.fit.words import REPLACED, percent
+from quad4fhe.fitting.diagnostics import Diagnostics
+from quad4fhe.fitting.words import REPLACED, percent
 from quad4fhe.report.costs import estimate
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.ink import number

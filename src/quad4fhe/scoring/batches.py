@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, samples, samples_sha256
-from quad4fhe._files import opened, parsing, shown
+from quad4fhe._files import parsing, shown
 from quad4fhe._progress import Progress, silent
 from quad4fhe.circuit.domain import check_inside
 from quad4fhe.circuit.plan import Plan
@@ -62,12 +62,6 @@ def index_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.index")
 
 
-def read_plan(path: Path) -> Plan:
-    """A plan from a JSON file."""
-    with opened(path):
-        return _plan(path.read_bytes())
-
-
 def plan_of(folder: Path) -> Plan:
     """The plan in a folder of requests."""
     try:
@@ -78,15 +72,9 @@ def plan_of(folder: Path) -> Plan:
     except OSError as error:
         raise InputError(f"{folder / PLAN}: {error.strerror or error}; give the plan itself") from None
     try:
-        return _plan(data)
+        return Plan.from_json(data)
     except InputError as error:
         raise InputError(f"{folder / PLAN}: {error}") from None
-
-
-def _plan(data: bytes) -> Plan:
-    with parsing("the plan", "make one with: quad4fhe plan FIT --json"):
-        fields = msgspec.json.decode(data, type=dict[str, Any])
-    return Plan.from_dict(fields)
 
 
 def write_requests(

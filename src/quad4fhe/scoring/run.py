@@ -96,8 +96,8 @@ class Score:
 
 def score(
     fit: Fitted,
-    requests: Path,
-    replies: Path,
+    requests: str | Path,
+    replies: str | Path,
     *,
     engine: str | Engine = "local",
     workers: int | None = None,
@@ -105,12 +105,29 @@ def score(
     payload: Payload = "auto",
     progress: Progress = silent,
 ) -> Score:
-    """Answer every request in the folder `requests` by one reply file in `replies`; goes on where a run before ended.
+    """Answer every request in the folder `requests` with one reply file in `replies`; goes on where a run before ended.
 
-    The plan is the one in the folder unless one is given. With payload `files` workers read and write the folders
-    themselves, with `bytes` everything goes through this process; `auto` is `files` where the engine says that all its
-    workers are on this machine.
+    Parameters
+    ----------
+    fit
+        The fit whose model answers.
+    requests
+        The folder of .request files; it is only read.
+    replies
+        The folder for .reply files; it is made where there is none.
+    engine
+        Where workers run: "local", "ray" or an Engine.
+    workers
+        How many; one for each core (Ray: each CPU) by default.
+    plan
+        The requests' plan; by default the one in their folder.
+    payload
+        "files": workers read and write the folders themselves. "bytes": everything goes through this process. "auto"
+        is "files" where the engine says that all its workers are on this machine.
+    progress
+        Progress callback (what, done, total).
     """
+    requests, replies = Path(requests), Path(replies)
     started = time.monotonic()
     names = _requests(requests)
     plan = plan_of(requests) if plan is None else plan

@@ -66,14 +66,22 @@ class Remote:
 
     Parameters
     ----------
-    url : where the server is, as https://host:port
-    plan : the plan to use
-    key : a kept key, which carries its plan; without, one is made that ends with each call
-    model : the model's id, for a server that offers several
-    layout : the layout, for a server that offers both
-    token : the server's API token
-    verify : httpx's: True, or an `ssl.SSLContext`
-    patience : how many seconds one message may take, attempts and pauses included
+    url
+        Where the server is, as https://host:port.
+    plan
+        The plan to use.
+    key
+        A kept key, which carries its plan; without, one is made that ends with each call.
+    model
+        The model's id, for a server that offers several.
+    layout
+        The layout, for a server that offers both.
+    token
+        The server's API token.
+    verify
+        What httpx takes: True, or an `ssl.SSLContext`.
+    patience
+        How many seconds one message may take, attempts and pauses included.
     """
 
     def __init__(
@@ -126,12 +134,18 @@ class Remote:
 
         Parameters
         ----------
-        X : samples; one outside the box of a pinned plan is refused before anything is sent
-        clip : move samples outside the box to its edge, and count them
-        known : samples whose logits are known, for canaries
-        canaries : how many of them every request carries at secret places; a wrong one refuses all answers
-        concurrency : requests in flight at once
-        progress : progress callback
+        X
+            Samples; one outside the box of a pinned plan is refused before anything is sent.
+        clip
+            Move samples outside the box to its edge, and count them.
+        known
+            Samples whose logits are known, for canaries.
+        canaries
+            How many of them every request carries at secret places; a wrong one refuses all answers.
+        concurrency
+            Requests in flight at once.
+        progress
+            Progress callback.
         """
         if concurrency < 1:
             raise InputError(f"concurrency is {concurrency}, wanted 1 or more")

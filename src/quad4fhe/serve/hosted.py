@@ -11,7 +11,7 @@ from typing import Any
 
 from quad4fhe.circuit.plan import Plan, require_model
 from quad4fhe.errors import InputError
-from quad4fhe.fit.result import Fit
+from quad4fhe.fitting.result import Fit
 from quad4fhe.he.container import Kind, size
 
 

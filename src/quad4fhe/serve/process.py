@@ -13,6 +13,7 @@ import sys
 
 import msgspec
 
+from quad4fhe._threads import ONE_THREAD
 from quad4fhe.errors import InputError
 from quad4fhe.serve.pool import NotGivenError, WorkerLostError
 from quad4fhe.serve.worker import Answer
@@ -34,14 +35,13 @@ class Process:
     async def start(self, setup: bytes) -> None:
         """Start it and let it set up; see `Hand`."""
         # One thread each: parallelism is between workers, and strangers can't make one take every core.
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "quad4fhe.serve.worker",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=environment,
+            env=os.environ | ONE_THREAD,
             start_new_session=True,
         )
         try:

@@ -21,7 +21,7 @@ import msgspec
 
 from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError
-from quad4fhe.fit.result import Fit
+from quad4fhe.fitting.result import Fit
 from quad4fhe.he import container
 from quad4fhe.he.session import Server
 from quad4fhe.he.warm import warm_up

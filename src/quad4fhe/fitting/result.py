@@ -1,0 +1,289 @@
+"""The result of a fit: the polynomial model, how it was found, and what is certified of it, in one file.
+
+Decides what a fit remembers and what it shows of itself. A fit that was made here shows all it found out; one that was
+read from a file shows only what `verify` checks. The file's bytes are left to `file`, what they may say to `stated`.
+"""
+
+from __future__ import annotations
+
+import html
+import operator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from quad4fhe._arrays import Array, IntArray
+from quad4fhe._files import check_place, one_line, opened, write_atomically
+from quad4fhe._rows import Rows, as_rows
+from quad4fhe.certificate import Certificate
+from quad4fhe.errors import InputError
+from quad4fhe.exact import shard_decisions
+from quad4fhe.fitting import file as fit_file
+from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, Version
+from quad4fhe.fitting.share import KeptShare
+from quad4fhe.fitting.stated import check_stated
+from quad4fhe.fitting.trace import FamilyName
+from quad4fhe.fitting.words import certified_lines, kept, own_lines, verdict
+from quad4fhe.mlp import MLP
+from quad4fhe.proof.holdout import Guarantee
+from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.regime import Regime
+from quad4fhe.shards import SHARD_ROWS, Shard, Shards
+
+FORMAT = 1
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The JSON document in a fit file's metadata."""
+
+    format: int
+    family: FamilyName
+    regime: str
+    threshold: Literal["zero", "free"]
+    alpha: float | list[float] | None
+    beta: float | list[float] | None
+    eta: float | list[float] | None
+    tau: float
+    seed: Annotated[int, msgspec.Meta(ge=0)]
+    diagnostics: Diagnostics
+    certificate: Certificate
+    versions: dict[str, Version]
+    guarantee: Guarantee | None
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A replacement of one model's ReLU, with its evidence.
+
+    `alpha`, `beta`, `eta` are floats for the shared family, (m,) arrays for unitwise, None for head; `tau` is the
+    decision threshold that was moved into c (0 unless shared with threshold="free"). `box` (2, d) is the range of each
+    feature on the calibration set and `margins` (n,) the gap between the winning logit and the next on each
+    calibration sample.
+
+    `guarantee` is what is promised about new inputs, if hold-out rows were given.
+
+    `loaded` says that the fit comes from a file. `verify` then checks the model, the coefficients, the box, the margins
+    and the certificate against the calibration data. It can't check `regime`, `threshold`, `seed`, `diagnostics` and
+    `versions`, which say how the fit was made: they are the word of whoever made the file.
+    """
+
+    mlp: MLP
+    model: QuadraticModel
+    family: str
+    regime: Regime
+    threshold: str
+    alpha: Any
+    beta: Any
+    eta: Any
+    tau: float
+    seed: int
+    box: Array
+    margins: Array
+    diagnostics: Diagnostics
+    certificate: Certificate
+    versions: dict[str, str]
+    guarantee: Guarantee | None = None
+    loaded: bool = False
+
+    @property
+    def S(self) -> Array:
+        """The weights of the squares, (K, m)."""
+        return self.model.S
+
+    @property
+    def T(self) -> Array:
+        """The weights of the pre-activations, (K, m)."""
+        return self.model.T
+
+    @property
+    def c(self) -> Array:
+        """The constants, (K,)."""
+        return self.model.c
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """The polynomial model's logits (n, K), or scores (n,) where the model has one output."""
+        logits = self.model.logits(X)
+        return logits[:, 0] if self.model.outputs == 1 else logits
+
+    def predict(self, X: ArrayLike) -> IntArray:
+        """The polynomial model's decisions (n,)."""
+        return self.model.decide(X)
+
+    def agreement(self, X: ArrayLike | Rows) -> KeptShare:
+        """The share of the ReLU model's decisions that is kept on X, in exact arithmetic: a float with its counts."""
+        found = count_agreement(self.mlp, self.model, X)
+        return KeptShare(found.mismatches, found.samples)
+
+    def to_onnx(self, path: str | Path | None = None, *, dtype: str = "float64", labels: bool = False) -> Any:
+        """The polynomial model as an onnx.ModelProto (Gemm, Mul, Add alone), also written to `path` where one is given.
+
+        `labels` adds the decision as a second output. In float32 decisions within rounding of a tie may differ.
+        """
+        from quad4fhe.exporters import onnx
+
+        proto = onnx.to_model(self.model, self._origin(), dtype, labels)
+        if path is not None:
+            onnx.write(proto, path)
+        return proto
+
+    def to_torch(self, *, dtype: str = "float64") -> Any:
+        """The polynomial model as a torch module in evaluation mode: linear layers and one square."""
+        from quad4fhe.exporters import torch
+
+        return torch.to_module(self.model, dtype)
+
+    def export(self, path: str | Path, *, dtype: str = "float64", labels: bool = False) -> None:
+        """Write the polynomial model for other tools; the suffix says how (.onnx, .pt, .npz)."""
+        from quad4fhe.exporters import export
+
+        export(self.model, path, self._origin(), dtype=dtype, labels=labels)
+
+    def _origin(self) -> Any:
+        from quad4fhe.exporters import Origin
+
+        return Origin(
+            family=self.family,
+            regime=str(self.regime),
+            quadratic_sha256=self.model.sha256,
+            relu_model_sha256=self.mlp.sha256,
+            calibration_sha256=self.certificate.calibration_sha256,
+            quad4fhe=self.versions["quad4fhe"],
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the fit to one .safetensors file, whole or not at all."""
+        path = check_fit_path(path)
+        write_atomically(path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The content of a fit file."""
+        return fit_file.write(msgspec.json.encode(self._manifest()), self._tensors())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Fit:
+        """Read a fit file; raises CertificateError if it was changed after it was written."""
+        with opened(path) as file:
+            data = file.read_bytes()
+        return cls.from_bytes(data, str(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "the fit") -> Fit:
+        """Read the content of a fit file; `name` is what an error calls it."""
+        document, tensors = fit_file.read(data, name)
+        if document.get("format") != FORMAT:
+            other = str(document.get("format"))[:20]
+            raise InputError(f"{name} has format {other!a}, this version reads format {FORMAT}; fit it again")
+        try:
+            manifest = msgspec.convert(document, Manifest)
+            found = cls._of(manifest, tensors)
+        except (msgspec.ValidationError, InputError) as error:
+            raise InputError(f"{name} holds what no fit can say ({one_line(error)}); fit it again") from None
+        check_stated(found)
+        return found
+
+    @classmethod
+    def _of(cls, manifest: Manifest, tensors: dict[str, Array]) -> Fit:
+        return cls(
+            mlp=MLP(*(tensors[key] for key in ("W1", "b1", "W2", "b2"))),
+            model=QuadraticModel(*(tensors[key] for key in ("W1", "b1", "S", "T", "c"))),
+            family=manifest.family,
+            regime=Regime(manifest.regime),
+            threshold=manifest.threshold,
+            alpha=_coefficient(manifest.alpha),
+            beta=_coefficient(manifest.beta),
+            eta=_coefficient(manifest.eta),
+            tau=manifest.tau,
+            seed=manifest.seed,
+            box=tensors["box"],
+            margins=tensors["margins"],
+            diagnostics=manifest.diagnostics,
+            certificate=manifest.certificate,
+            versions=manifest.versions,
+            guarantee=manifest.guarantee,
+            loaded=True,
+        )
+
+    def _tensors(self) -> dict[str, Array]:
+        own = {"S": self.S, "T": self.T, "c": self.c, "box": self.box, "margins": self.margins}
+        arrays = {"W1": self.mlp.W1, "b1": self.mlp.b1, "W2": self.mlp.W2, "b2": self.mlp.b2, **own}
+        return {name: np.ascontiguousarray(array, dtype=np.float64) for name, array in arrays.items()}
+
+    def _manifest(self) -> Manifest:
+        def plain(value: Any) -> Any:
+            return value.tolist() if isinstance(value, np.ndarray) else value
+
+        return Manifest(
+            format=FORMAT,
+            family=self.family,
+            regime=str(self.regime),
+            threshold=cast(Literal["zero", "free"], self.threshold),
+            alpha=plain(self.alpha),
+            beta=plain(self.beta),
+            eta=plain(self.eta),
+            tau=self.tau,
+            seed=self.seed,
+            diagnostics=self.diagnostics,
+            certificate=self.certificate,
+            versions=self.versions,
+            guarantee=self.guarantee,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The manifest as plain Python data, for JSON."""
+        document = msgspec.to_builtins(self._manifest())
+        assert isinstance(document, dict)
+        return document
+
+    def summary(self) -> list[tuple[str, str]]:
+        """The result in words: (name, value) lines for a terminal or a notebook.
+
+        Of a fit that was read from a file, only what `verify` checks.
+        """
+        return certified_lines(self) if self.loaded else own_lines(self)
+
+    def __repr__(self) -> str:
+        held = kept(self.certificate)
+        count = f"{held.samples - held.mismatches} of {held.samples} calibration decisions kept"
+        if self.loaded:
+            return f"Fit(family={self.family!r}, {count}, {self.certificate.statement}; loaded, not verified)"
+        return f"Fit(family={self.family!r}, regime={str(self.regime)!r}, {count}, {self.certificate.statement})"
+
+    def _repr_html_(self) -> str:
+        cell = "style='text-align: left'"
+        rows = "".join(
+            f"<tr><th scope='row' {cell}>{html.escape(name)}</th><td {cell}>{html.escape(value)}</td></tr>"
+            for name, value in self.summary()
+        )
+        said = verdict(self, None if self.loaded else self.diagnostics.test)
+        return f"<p>{html.escape(said)}</p><table>{rows}</table>"
+
+
+def count_agreement(mlp: MLP, model: QuadraticModel, X: ArrayLike | Rows, name: str = "X") -> Agreement:
+    """Decisions of `mlp` that `model` keeps on X (n, d), in exact arithmetic, part by part."""
+    rows = as_rows(name, X, mlp.features)
+    n = rows.shape[0]
+    if n == 0:
+        raise InputError(f"{name} has no rows, so there is no agreement to measure")
+    with Shards(rows, SHARD_ROWS, mlp, name=name) as shards:
+        lost = shards.total(operator.add, _lost_of, model)
+    return Agreement(samples=n, agreement=(n - lost) / n, mismatches=lost)
+
+
+def _lost_of(shard: Shard, model: QuadraticModel) -> int:
+    return int(np.count_nonzero(shard_decisions(shard.subject, shard).label != shard_decisions(model, shard).label))
+
+
+def check_fit_path(path: str | Path) -> Path:
+    """Refuse, before any work is done, a place where a fit can't be saved."""
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise InputError(f"a fit is saved as .safetensors, not {path.name!r}; choose a name such as fit.safetensors")
+    return check_place(path)
+
+
+def _coefficient(value: float | list[float] | None) -> Any:
+    return np.array(value) if isinstance(value, list) else value

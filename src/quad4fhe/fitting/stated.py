@@ -1,0 +1,86 @@
+"""What a fit file states beside its certificate, compared with the certificate.
+
+Decides which statements contradict each other. That the certificate itself holds is left to `certificate`; what is
+stated of the making of a fit and has no counterpart there can't be checked at all, and is shown only as that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quad4fhe.certificate import check_without_data
+from quad4fhe.errors import CertificateError, InputError
+from quad4fhe.fitting.diagnostics import PACKAGES, Agreement
+from quad4fhe.fitting.notes import is_note
+from quad4fhe.fitting.words import kept
+from quad4fhe.proof.holdout import guarantee
+
+if TYPE_CHECKING:
+    from quad4fhe.fitting.result import Fit
+
+
+def check_stated(fit: Fit) -> None:
+    """Raise CertificateError where two statements of a fit can't both be true."""
+    check_without_data(fit)
+    d, claim = fit.diagnostics, fit.certificate
+    held = kept(claim)
+    calibration = Agreement(samples=d.samples, agreement=held.agreement, mismatches=held.mismatches)
+    K, d_in, m = fit.mlp.outputs, fit.mlp.features, fit.mlp.units
+    _agree("the shape of the replacement", fit.S.shape, (K, m))
+    _agree("the shape of the box", fit.box.shape, (2, d_in))
+    _agree("the number of margins", fit.margins.shape, (claim.samples,))
+    _agree("whether box and margins are finite", all(np.isfinite(a).all() for a in (fit.box, fit.margins)), True)
+    _agree("the number of classes", d.classes, fit.mlp.classes)
+    _agree("the number of calibration rows", d.samples, claim.samples)
+    _agree("the calibration agreement", d.calibration, calibration)
+    if d.test is not None:
+        _agree("the test agreement", d.test, _counted(d.test.samples, d.test.mismatches))
+    _agree("whether a shared quadratic is impossible", d.hard == "infeasible", claim.impossible is not None)
+    _agree("the versions", sorted(fit.versions), sorted(PACKAGES))
+    _check_regime(fit)
+    _check_guarantee(fit)
+    for note in d.notes:
+        if not is_note(note):
+            raise CertificateError(f"the fit holds the remark {note[:60]!a}, which no fit makes")
+
+
+def _check_guarantee(fit: Fit) -> None:
+    """The bounds must be those of the counts; the counts are for `verify`, which wants the hold-out rows."""
+    said = fit.guarantee
+    if said is None:
+        return
+    _agree("the number of promises", len(said.by_class), fit.mlp.classes)
+    if any(part.lost > part.samples for part in said.by_class):
+        raise CertificateError("the fit contradicts itself: a class has more lost hold-out rows than hold-out rows")
+    total = sum(part.samples for part in said.by_class)  # compared before any bound is computed: bounds take time
+    _agree("the number of hold-out rows", said.samples, total)
+    counts = [(part.samples, part.lost) for part in said.by_class]
+    try:
+        found = guarantee(counts, said.confidence, said.holdout_sha256)
+    except InputError as error:
+        raise CertificateError(f"the fit makes a promise that can't be checked: {error}") from None
+    if found != said:
+        raise CertificateError("the fit contradicts itself: its promise is not the one that its own counts give")
+
+
+def _check_regime(fit: Fit) -> None:
+    d, regime = fit.diagnostics, fit.regime
+    if regime.kind == "hard":
+        _agree("what the exact test found", d.hard, "feasible")
+    for kind, value in (("rch", d.mu), ("soft", d.weight)):
+        stated = None if value is None else f"{value:g}"
+        own = f"{regime.parameter:g}" if regime.kind == kind else None
+        _agree(f"the parameter of {kind}", stated, own)
+
+
+def _counted(samples: int, lost: int) -> Agreement | None:
+    if not 0 <= lost <= samples or samples == 0:
+        return None
+    return Agreement(samples=samples, agreement=(samples - lost) / samples, mismatches=lost)
+
+
+def _agree(what: str, stated: object, other: object) -> None:
+    if stated != other:
+        raise CertificateError(f"the fit contradicts itself: {what} is stated as {stated}, and elsewhere as {other}")

@@ -1,0 +1,238 @@
+"""The parts that fit a family: coordinates, losses, parametrisations and descent."""
+
+from __future__ import annotations
+
+import tracemalloc
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from quad4fhe import MLP, InputError, QuadraticModel
+from quad4fhe.fitting.descent import minimise
+from quad4fhe.fitting.distil import distil
+from quad4fhe.fitting.head import Head
+from quad4fhe.fitting.losses import Divergence, Hinge
+from quad4fhe.fitting.pool import FOLDS, Pool, stratified_folds, stratified_rows
+from quad4fhe.fitting.standardised import ROWS, Standardised
+from quad4fhe.fitting.unitwise import Unitwise, per_unit
+
+rng = np.random.default_rng(5)
+
+
+def small(outputs: int = 3, units: int = 7, features: int = 4) -> MLP:
+    draw = np.random.default_rng(outputs).standard_normal
+    return MLP(draw((units, features)), draw(units), draw((outputs, units)), draw(outputs))
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_standardised_weights_and_coefficients_describe_the_same_logits(outputs: int) -> None:
+    mlp, X = small(outputs), 3 + 2 * rng.standard_normal((200, 4))
+    S, T, c = rng.standard_normal((outputs, 7)), rng.standard_normal((outputs, 7)), rng.standard_normal(outputs)
+    features = Standardised(mlp, X, 10**9)
+    weights, constant = features.scales.weights(S, T, c)
+    wanted = QuadraticModel(mlp.W1, mlp.b1, S, T, c).logits(X)
+    np.testing.assert_allclose(features.logits(weights, constant).T, wanted, rtol=1e-4, atol=1e-3)
+    for found, given in zip(features.scales.coefficients(weights, constant), (S, T, c), strict=True):
+        np.testing.assert_allclose(found, given, rtol=1e-9, atol=1e-9)
+
+
+def test_features_have_zero_mean_and_unit_variance_except_those_of_a_dead_unit() -> None:
+    first = rng.standard_normal((3, 4))
+    first[1] = 0.0
+    mlp = MLP(first, [1.0, 1e6, -2.0], np.ones((2, 3)), [0.0, 0.0])
+    features = Standardised(mlp, rng.standard_normal((500, 4)), 10**9)
+    chunk = np.vstack([chunk for _, chunk in features.chunks()])
+    np.testing.assert_allclose(chunk.mean(axis=0), 0.0, atol=1e-5)
+    np.testing.assert_allclose(chunk.std(axis=0), [1, 0, 1, 1, 0, 1], atol=1e-5)
+
+
+def test_features_made_again_at_every_pass_are_those_kept_in_memory_to_the_bit() -> None:
+    mlp, X = small(), rng.standard_normal((2 * ROWS + 17, 4)).astype(np.float32)
+    kept, streamed = Standardised(mlp, X, 10**9), Standardised(mlp, X, 0)
+    assert streamed.streamed
+    assert not kept.streamed
+    for (_, a), (_, b) in zip(kept.chunks(), streamed.chunks(), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_memory_is_one_copy_within_the_budget_and_a_few_steps_beyond_it() -> None:
+    mlp, n = small(units=64), 300_000
+    X = rng.standard_normal((n, 4)).astype(np.float32)
+    peaks = []
+    for budget in (10**9, 0):
+        tracemalloc.start()
+        for _ in Standardised(mlp, X, budget).chunks():
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    copy = 8 * n * 64
+    assert peaks[0] < 1.5 * copy
+    assert peaks[1] < 0.5 * copy
+
+
+def test_features_too_large_to_square_twice_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match="scale the features"):
+        Standardised(small(), 1e80 * rng.standard_normal((50, 4)), 10**9)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 4])
+@pytest.mark.parametrize("name", ["divergence", "hinge"])
+def test_losses_have_the_gradient_of_their_values(outputs: int, name: str) -> None:
+    n, targets = 6, 2 * rng.standard_normal((outputs, 6))
+    decided = rng.integers(max(2, outputs), size=n)
+    loss = Divergence(targets) if name == "divergence" else Hinge(decided, 1.5)
+    weight = rng.uniform(0.5, 1.0, (2, n)).astype(np.float32)
+    logits = rng.standard_normal((2, outputs, n)).astype(np.float32)
+    _, gradient = loss(logits.copy(), slice(0, n), weight)
+    direction = rng.standard_normal(logits.shape).astype(np.float32)
+    step = np.float32(1e-2)
+    ahead, _ = loss(logits + step * direction, slice(0, n), weight)
+    back, _ = loss(logits - step * direction, slice(0, n), weight)
+    np.testing.assert_allclose(
+        (ahead - back) / (2 * step), (gradient * direction).sum(axis=(1, 2)), rtol=2e-2, atol=2e-3
+    )
+
+
+def test_divergence_is_zero_at_the_logits_it_is_measured_from_and_positive_elsewhere() -> None:
+    targets = rng.standard_normal((3, 10))
+    weight = np.full((1, 10), 0.1, dtype=np.float32)
+    at, slope = Divergence(targets)(targets[None].astype(np.float32), slice(0, 10), weight)
+    assert abs(at[0]) < 1e-6
+    assert np.abs(slope).max() < 1e-6
+    assert Divergence(targets)(np.zeros((1, 3, 10), dtype=np.float32), slice(0, 10), weight)[0][0] > 0.01
+
+
+def _family(name: str, mlp: MLP, problems: int) -> Head | Unitwise:
+    draw = np.random.default_rng(3).standard_normal
+    size = 2 * mlp.units
+    prior = np.hstack([mlp.W2, mlp.W2]) * draw((problems, 1, size))
+    root = draw((size, size))
+    constant = draw((problems, mlp.outputs))
+    if name == "head":
+        return Head(prior, constant, root @ root.T / size)
+    return Unitwise(mlp, prior, constant, root @ root.T / size, 1.0)
+
+
+@pytest.mark.parametrize("name", ["head", "unitwise"])
+def test_parametrisations_gather_with_the_transpose_of_what_they_expand_by(name: str) -> None:
+    family = _family(name, small(), 2)
+    family.strengthen(0.3)
+    size = 3 * 14 + 3 if name == "head" else 14 + 3
+    x = rng.standard_normal((2, size))
+    weights, constant = family.expand(x)
+    origin = family.expand(np.zeros_like(x))
+    np.testing.assert_allclose(family.solve(weights, constant), x, rtol=1e-8, atol=1e-8)
+    a, b = rng.standard_normal(weights.shape), rng.standard_normal(constant.shape)
+    moved = ((weights - origin[0]) * a).sum(axis=(1, 2)) + ((constant - origin[1]) * b).sum(axis=1)
+    np.testing.assert_allclose(moved, (family.gather(a, b) * x).sum(axis=1), rtol=1e-8)
+    value, slope = family.penalty(x)
+    np.testing.assert_allclose(value, 0.15 * np.square(weights - origin[0]).sum(axis=(1, 2)), rtol=1e-8)
+    np.testing.assert_allclose((slope * x).sum(axis=1), 2 * value, rtol=1e-8)
+
+
+def test_unitwise_accepts_moments_that_rounding_has_left_indefinite() -> None:
+    mlp = small()
+    moments = np.full((14, 14), 1.0) - 1e-7 * np.eye(14)
+    family = Unitwise(mlp, np.zeros((1, 3, 14)), np.zeros((1, 3)), moments, 1.0)
+    family.strengthen(1e-9)
+    weights, _ = family.expand(rng.standard_normal((1, 17)))
+    assert np.isfinite(weights).all()
+
+
+def test_descent_solves_a_stack_of_quadratics_each_to_its_own_minimum() -> None:
+    roots = rng.standard_normal((3, 20, 20))
+    matrices = np.einsum("bij,bkj->bik", roots, roots) + np.eye(20)
+    goals = 5 * rng.standard_normal((3, 20))
+
+    def function(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        away = x - goals
+        slope = np.einsum("bij,bj->bi", matrices, away)
+        return 0.5 * (slope * away).sum(axis=1) + 1.0, slope
+
+    x, value, _ = minimise(function, np.zeros((3, 20)), 400, 1e-14)
+    np.testing.assert_allclose(value, 1.0, atol=1e-8)
+    np.testing.assert_allclose(x, goals, atol=1e-3)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_distilled_head_is_the_minimum_that_an_independent_solver_finds(outputs: int) -> None:
+    mlp, X = small(outputs), np.random.default_rng(8).standard_normal((150, 4))
+    features = Standardised(mlp, X, 10**9)
+    prior, constant = np.zeros((1, outputs, 14)), np.zeros((1, outputs))
+    family = Head(prior, constant, features.moments())
+    family.strengthen(0.02)
+    weight = np.full((1, 150), 1 / 150, dtype=np.float32)
+    found, shift, _ = distil(
+        features, family, Divergence(mlp.logits(X).T), weight, (prior, constant), rounds=500, tolerance=1e-9
+    )
+    F = np.vstack([chunk for _, chunk in features.chunks()]).astype(np.float64)
+    target = mlp.logits(X) if outputs > 1 else np.hstack([np.zeros((150, 1)), mlp.logits(X)])
+    p = np.exp(target - np.logaddexp.reduce(target, axis=1)[:, None])
+
+    def objective(x: np.ndarray) -> float:
+        theta, c = x[: outputs * 14].reshape(outputs, 14), x[outputs * 14 :]
+        logits = F @ theta.T + c
+        if outputs == 1:
+            logits = np.hstack([np.zeros((150, 1)), logits])
+        logs = logits - np.logaddexp.reduce(logits, axis=1)[:, None]
+        return float(-(p * logs).sum(axis=1).mean() + 0.01 * np.square(theta).sum())
+
+    ours = objective(np.concatenate([found[0].ravel(), shift[0]]))
+    best = minimize(objective, np.zeros(outputs * 15), method="BFGS", options={"gtol": 1e-6}).fun
+    assert ours <= best + 1e-5
+
+
+def test_unitwise_model_is_the_network_with_a_quadratic_per_unit_and_correctly_rounded_constants() -> None:
+    mlp, X = small(), rng.standard_normal((20, 4))
+    alpha, beta, eta = rng.standard_normal((3, 7))
+    model = QuadraticModel.unitwise(mlp, alpha, beta, eta)
+    y = mlp.hidden(X)
+    np.testing.assert_allclose(
+        model.logits(X), (alpha * y * y + beta * y + eta) @ mlp.W2.T + mlp.b2, rtol=1e-12, atol=1e-12
+    )
+    exact = [
+        float(Fraction(float(b)) + sum(Fraction(float(term)) for term in row))
+        for b, row in zip(mlp.b2, mlp.W2 * eta, strict=True)
+    ]
+    assert model.c.tolist() == exact
+    with pytest.raises(InputError, match="7 hidden units"):
+        QuadraticModel.unitwise(mlp, alpha[:3], beta, eta)
+
+
+def test_unitwise_coefficients_come_back_even_where_a_unit_is_unheard_and_classes_are_equal() -> None:
+    head = rng.standard_normal((3, 7))
+    head[2], head[:, 4] = head[1], 0.0
+    mlp = MLP(small().W1, small().b1, head, [0.1, 0.2, 0.3])
+    alpha, beta, eta = rng.standard_normal((3, 7))
+    model = QuadraticModel.unitwise(mlp, alpha, beta, eta)
+    again = QuadraticModel.unitwise(mlp, *per_unit(mlp, model.S, model.T, model.c))
+    for name in ("S", "T", "c"):
+        np.testing.assert_allclose(getattr(again, name), getattr(model, name), rtol=1e-9, atol=1e-12)
+
+
+def test_folds_spread_every_class_evenly_and_samples_of_rows_keep_every_class() -> None:
+    decided = np.repeat([0, 1, 2, 3], [500, 47, 6, 1])
+    fold = stratified_folds(decided, 1)
+    for label in range(4):
+        counts = np.bincount(fold[decided == label], minlength=FOLDS)
+        assert counts.max() - counts.min() <= 1
+    rows = stratified_rows(decided, 55, 1)
+    assert np.bincount(decided[rows]).tolist() == [50, 5, 1, 1]
+    assert np.array_equal(rows, np.unique(rows))
+
+
+def test_made_rows_know_nothing_of_other_folds() -> None:
+    mlp, X = small(), rng.standard_normal((60, 4))
+    fold = stratified_folds(mlp.decide(X), 0)
+    other = X.copy()
+    other[fold != 2] = rng.standard_normal((int((fold != 2).sum()), 4))
+    pools = [Pool.of(mlp, data, fold, Standardised(mlp, X, 10**9), 0) for data in (X, other)]
+    assert pools[0].blends > 1
+    mine = pools[0].fold == 2
+    assert np.array_equal(pools[0].features.X[mine], pools[1].features.X[mine])
+    assert not np.array_equal(pools[0].features.X, pools[1].features.X)
+    weight = pools[0].fold_weights()
+    assert not weight[2, mine].any()
+    np.testing.assert_allclose(weight.sum(axis=1), 1.0, rtol=1e-5)
