@@ -61,8 +61,8 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
 	@touch $@
 
-$(VENV)/.docs: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+$(VENV)/.docs: pyproject.toml reproduce/pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]' -e reproduce
 	@touch $@
 
 $(VENV)/.notebooks: pyproject.toml | $(BIN)/python
@@ -77,8 +77,8 @@ $(VENV)/.release: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[release]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+$(VENV)/.test: pyproject.toml reproduce/pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -e reproduce
 	@touch $@
 
 clean:

@@ -22,9 +22,9 @@ import numpy as np
 
 from machine import describe
 from quad4fhe import fit
-from quad4fhe.experiments.prepare import prepare
-from quad4fhe.experiments.recipes import recipe
-from quad4fhe.experiments.train import train
+from quad4fhe_reproduce.prepare import prepare
+from quad4fhe_reproduce.recipes import recipe
+from quad4fhe_reproduce.train import train
 
 SIZES = {"diabetes": (238, 476, 954, 1908), "breast_cancer": (14, 28, 57, 114)}
 

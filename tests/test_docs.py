@@ -34,7 +34,7 @@ NOT_RUN = {
     "pip install": "would change the environment that the tests run in",
     "python3 -m venv": "the tests have their environment already",
     ". .venv/bin/activate": "the tests have their environment already",
-    "quad4fhe reproduce": "wants data sets that can't be redistributed; tests/experiments run it on small ones",
+    "quad4fhe reproduce": "wants data sets that can't be redistributed; tests/reproduce run it on small ones",
     "make ": "sets up an environment of its own and may call these tests",
 }
 # Packages that are not in the extra `test`: blocks that import them run where they are installed.

@@ -23,7 +23,7 @@ FLOORS = [
     {"fitting"},
     {"polynomials", "circuit"},
     {"he"},
-    {"serve", "scoring", "experiments", "report"},
+    {"serve", "scoring", "report"},
     {"demo", "doctor", "estimator", "_terminal", "cli", "__init__", "__main__"},
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}

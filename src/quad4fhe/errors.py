@@ -14,9 +14,9 @@ class InputError(Quad4FHEError, ValueError):
 class MissingExtraError(Quad4FHEError, ImportError):
     """An optional dependency is not installed (exit code 2 on the command line)."""
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
+    def __init__(self, package: str, extra: str, purpose: str, of: str = "quad4fhe") -> None:
         super().__init__(
-            f"{purpose} needs the package {package!r}, which is not installed: pip install 'quad4fhe[{extra}]'"
+            f"{purpose} needs the package {package!r}, which is not installed: pip install '{of}[{extra}]'"
         )
 
 

@@ -7,15 +7,15 @@ from quad4fhe.cli import service  # isort: skip
 from quad4fhe.cli import scoring  # isort: skip
 from quad4fhe.cli import reporting  # isort: skip
 from quad4fhe.cli import exporting  # isort: skip
-from quad4fhe.cli import experiments  # isort: skip
+from quad4fhe.cli import additions  # isort: skip
 from quad4fhe.cli import checkup  # isort: skip
 from quad4fhe.cli.app import entry_point, main
 
 __all__ = [
+    "additions",
     "checkup",
     "encrypted",
     "entry_point",
-    "experiments",
     "exporting",
     "fitting",
     "main",

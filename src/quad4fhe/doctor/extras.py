@@ -24,10 +24,9 @@ _PURPOSE = {
     "ray": "fits and scores on many machines",
     "report": "the report's pictures",
     "demo": "quad4fhe demo",
-    "reproduce": "quad4fhe reproduce",
-    "download": "data sets of the paper from their public sources",
     "notebooks": "the notebooks of the documentation",
 }
+_REPRODUCE = "quad4fhe-reproduce"
 _DEVELOPERS = frozenset({"fuzz", "release", "test", "docs"})
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[([^\]]*)\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?$")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
@@ -54,6 +53,7 @@ def findings() -> Iterator[Finding]:
     needs = requirements(package.requires or [])
     for extra in sorted(set(package.metadata.get_all("Provides-Extra") or []) - _DEVELOPERS):
         yield _finding(extra, expanded(extra, needs))
+    yield _reproduce()
 
 
 def requirements(lines: list[str]) -> dict[str, list[tuple[str, str, str]]]:
@@ -94,6 +94,15 @@ def _finding(extra: str, packages: list[tuple[str, str]]) -> Finding:
         return Finding(part=PART, name=extra, status="ok", says=f"{purpose}: {', '.join(present)}")
     says = f"{purpose}: without {', '.join(absent)}"
     return Finding(part=PART, name=extra, status="missing", says=says, fix=f"pip install 'quad4fhe[{extra}]'")
+
+
+def _reproduce() -> Finding:
+    """The package of the paper's tables."""
+    present, absent = _sorted_out([(_REPRODUCE, "")])
+    if present:
+        return Finding(part=PART, name="reproduce", status="ok", says=f"quad4fhe reproduce: {present[0]}")
+    says, fix = f"quad4fhe reproduce: without {absent[0]}", f"pip install '{_REPRODUCE}[train]'"
+    return Finding(part=PART, name="reproduce", status="missing", says=says, fix=fix)
 
 
 def _sorted_out(packages: list[tuple[str, str]]) -> tuple[list[str], list[str]]:

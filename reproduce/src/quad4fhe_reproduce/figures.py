@@ -1,0 +1,244 @@
+"""The pictures of RESULTS.md: lifted planes, calibration size, encrypted cost, precision.
+
+Decides what is drawn and how; every point comes from a finished run. SVG with fixed ids and no date, so that the same
+runs give the same bytes with the same matplotlib.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.spatial import ConvexHull
+
+from quad4fhe._arrays import Array
+from quad4fhe._files import write_atomically
+from quad4fhe.errors import InputError
+from quad4fhe_reproduce import missing
+from quad4fhe_reproduce.data.sets import data_set
+from quad4fhe_reproduce.records import Fitted, LiftedPlane, Record
+from quad4fhe_reproduce.schedule import ALL_SETS, BINARY_SETS, CKKS_SETS
+from quad4fhe_reproduce.tables.pools import by_size
+from quad4fhe_reproduce.tables.shape import Runs, fit_named
+
+_BLUE, _ORANGE, _GREEN, _GREY = "#1f5fa8", "#d9731a", "#2f8f5b", "#8a8a8a"
+_FITS = (("paper", "the paper's fit", _GREY), ("polished", "polished", _BLUE), ("auto", "auto", _ORANGE))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture's file name and what it shows."""
+
+    file: str
+    caption: str
+
+
+PLANES = Picture(
+    "planes.svg",
+    "The binary lift of the calibration set at width 256: each point is a sample, its colour the ReLU decision. "
+    "The solid line is the paper's fit, the dashed one the polished fit, crosses are decisions the paper's fit loses. "
+    "Above everything with both hulls, below the samples nearest to the line. A sample of the points is shown, with "
+    "all corners of the hulls and all lost decisions.",
+)
+POOLS = Picture(
+    "pools.svg",
+    "Decisions lost on the test set against rows of the fitting pool (small-pool experiment, 1, 5, 10 and 20%).",
+)
+COST = Picture(
+    "cost.svg",
+    "Test agreement under real encryption against the server's time for a sample (layout batch, precision strict, "
+    "forecast for the reference core). Each line joins the fits of one set.",
+)
+SWEEP = Picture(
+    "sweep.svg",
+    "Precision sweep of the paper's circuit, real CKKS at N = 2^14 on 64 test samples: largest logit error against the "
+    "bits of the scale; a filled mark means that no decision changed, an empty one that some did.",
+)
+
+
+def draw(runs: Runs, folder: Path) -> list[Path]:
+    """Draw every picture into the folder."""
+    plt = _pyplot()
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    drawers: list[tuple[Picture, Callable[[Any, Runs], Any]]] = [
+        (PLANES, _planes), (POOLS, _pools), (COST, _cost), (SWEEP, _sweep)
+    ]  # fmt: skip
+    for picture, drawer in drawers:
+        figure = drawer(plt, runs)
+        held = io.BytesIO()
+        figure.savefig(held, format="svg", metadata={"Date": None, "Creator": None})
+        plt.close(figure)
+        write_atomically(folder / picture.file, held.getvalue())
+        made.append(folder / picture.file)
+    return made
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise missing("matplotlib", "drawing pictures") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {
+            "svg.hashsalt": "quad4fhe",
+            "svg.fonttype": "none",
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.color": "#e6e6e6",
+            "figure.constrained_layout.use": True,
+        }
+    )
+    return plt
+
+
+def _planes(plt: Any, runs: Runs) -> Any:
+    figure, axes = plt.subplots(2, len(BINARY_SETS), figsize=(9.5, 7.4))
+    for column, name in zip(axes.T, BINARY_SETS, strict=True):
+        record = runs.get("plain", name, runs.width(name))
+        column[0].set_title(data_set(name).title)
+        if record is None or record.plane is None:
+            column[0].text(0.5, 0.5, "not run yet", ha="center", transform=column[0].transAxes)
+            continue
+        for axis, near in zip(column, (False, True), strict=True):
+            _plane(axis, record, record.plane, near=near)
+    if axes[0][0].get_legend_handles_labels()[0]:
+        axes[0][0].legend(loc="best", frameon=False, markerscale=1.5)
+    return figure
+
+
+def _plane(axis: Any, record: Record, plane: LiftedPlane, *, near: bool) -> None:
+    q, h = np.array(plane.q), np.array(plane.h)
+    positive, lost = np.array(plane.positive), np.array(plane.lost)
+    paper = fit_named(record, "paper")
+    assert paper is not None
+    for side, colour, label in ((positive, _ORANGE, "class 1"), (~positive, _BLUE, "class 0")):
+        axis.plot(q[side], h[side], "o", ms=2.6, mew=0, alpha=0.6, color=colour, label=label)
+        if not near and side.sum() > 2:
+            corners = ConvexHull(np.column_stack([q[side], h[side]])).vertices
+            axis.fill(q[side][corners], h[side][corners], fc=colour, ec=colour, alpha=0.12)
+    if lost.any():
+        axis.plot(q[lost], h[lost], "x", ms=4.5, color="black", mew=0.8, label="lost")
+    closest = np.argsort(np.abs(h - _level(paper, plane, q)), kind="stable")[: max(20, q.size // 4)]
+    shown = closest if near else np.arange(q.size)
+    cut = 0.02 if near else 0.0  # far outliers are in the upper picture
+    limits = [_padded(np.quantile(values[shown], [cut, 1 - cut])) for values in (q, h)]
+    across = np.array(limits[0])
+    for name, style in (("paper", "-"), ("polished", "--")):
+        fit = fit_named(record, name)
+        if fit is not None and fit.alpha is not None:
+            axis.plot(across, _level(fit, plane, across), style, color="black", lw=1, label=f"{name} line")
+    axis.set_xlim(*limits[0])
+    axis.set_ylim(*limits[1])
+    axis.set_xlabel("Q (weighted squares)")
+    axis.set_ylabel("H (weighted pre-activations, bias)")
+
+
+def _level(fit: Fitted, plane: LiftedPlane, q: Array) -> Array:
+    """H on the decision line: the score alpha Q + beta (H - b) + eta B + b vanishes there."""
+    assert fit.alpha is not None
+    assert fit.beta is not None
+    assert fit.eta is not None
+    return plane.bias - (fit.alpha * q + fit.eta * plane.offset + plane.bias) / fit.beta
+
+
+def _padded(values: Array) -> tuple[float, float]:
+    low, high = float(values.min()), float(values.max())
+    return low - 0.05 * (high - low), high + 0.05 * (high - low)
+
+
+def _pools(plt: Any, runs: Runs) -> Any:
+    figure, axes = plt.subplots(3, 5, figsize=(11, 6.2), sharey=False)
+    for axis, name in zip(axes.flat, ALL_SETS, strict=True):
+        axis.set_title(data_set(name).title, fontsize=8.5)
+        record = runs.get("pool", name, runs.width(name))
+        if record is None:
+            axis.text(0.5, 0.5, "not run yet", ha="center", transform=axis.transAxes)
+            continue
+        for fit, label, colour in _FITS:
+            found = by_size(record, fit)
+            if found:
+                rows, agreed = zip(*found, strict=True)
+                axis.plot(rows, [100 * (1 - each) for each in agreed], "o-", ms=3, lw=1, color=colour, label=label)
+        sizes = [pool.rows for pool in record.pools]
+        axis.set_xscale("log")
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
+        axis.minorticks_off()
+        top = axis.get_ylim()[1]
+        axis.set_ylim(0, 1.05 * top if top > 0 else 1)
+    figure.supxlabel("rows of the fitting pool")
+    figure.supylabel("test decisions lost, %")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
+    return figure
+
+
+def _cost(plt: Any, runs: Runs) -> Any:
+    figure, axis = plt.subplots(figsize=(8.2, 4.8))
+    marks = {"paper": "o", "polished": "s", "unitwise": "^", "head": "D"}
+    colours = plt.get_cmap("tab20")
+    for at, name in enumerate(ALL_SETS):
+        record = runs.get("families", name, runs.width(name))
+        rows = [] if record is None else [e for e in record.encrypted if (e.layout, e.precision) == ("batch", "strict")]
+        shown = [
+            (1e6 * e.server_seconds / e.samples, 100 * e.agreement, e.fit) for e in rows if e.agreement is not None
+        ]
+        if not shown:
+            continue
+        times, agreed, fits = zip(*shown, strict=True)
+        axis.plot(times, agreed, "-", lw=0.8, color=colours(at), label=data_set(name).title)
+        for time, each, fit in zip(times, agreed, fits, strict=True):
+            axis.plot(time, each, marks[fit], ms=5, color=colours(at))
+    axis.set_xscale("log")
+    axis.set_xlabel("server time for a sample, microseconds")
+    axis.set_ylabel("test agreement with ReLU, %")
+    if axis.lines:
+        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    text = "○ paper's   □ polished   △ unitwise   ◇ head"
+    axis.set_title(text, fontsize=8.5)
+    return figure
+
+
+def _sweep(plt: Any, runs: Runs) -> Any:
+    figure, axes = plt.subplots(1, len(CKKS_SETS), figsize=(10.5, 3.8), sharey=True)
+    colours = plt.get_cmap("tab10")
+    for axis, name in zip(axes, CKKS_SETS, strict=True):
+        record = runs.get("ckks", name)
+        axis.set_title(data_set(name).title)
+        if record is None:
+            axis.text(0.5, 0.5, "not run yet", ha="center", transform=axis.transAxes)
+            continue
+        for at, scheme in enumerate(dict.fromkeys(each.scheme for each in record.sweep)):
+            rows = [e for e in record.sweep if e.scheme == scheme and e.max_error is not None]
+            if not rows:
+                continue
+            axis.plot(
+                [e.log2_scale for e in rows], [e.max_error for e in rows], "-", lw=1, color=colours(at), label=scheme
+            )
+            for e in rows:
+                face = colours(at) if e.mismatches == 0 else "white"
+                axis.plot(e.log2_scale, e.max_error, "o", ms=4.5, color=colours(at), mfc=face)
+        axis.set_yscale("log")
+        axis.set_xlabel("bits of the scale")
+    axes[0].set_ylabel("largest logit error")
+    if axes[0].get_legend_handles_labels()[0]:
+        axes[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def require_matplotlib() -> None:
+    """Raise MissingExtraError, before hours of work, where pictures can't be drawn after it."""
+    try:
+        _pyplot()
+    except ValueError as error:  # a broken configuration file of matplotlib
+        raise InputError(f"matplotlib can't be set up ({error}); mend its configuration") from None
