@@ -176,10 +176,7 @@ def auc(truth: IntArray, logits: Array) -> float | None:
 
 
 def _area(positive: np.ndarray[tuple[int], np.dtype[np.bool_]], scores: Array) -> float | None:
-    """The chance that a positive scores above a negative, ties counting half."""
-    n, p = positive.size, int(positive.sum())
-    if p in (0, n):
-        return None
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2.0
-    return float((ranks[inverse][positive].sum() - p * (p + 1) / 2.0) / (p * (n - p)))
+    """The chance that a positive scores above a negative, ties counting half; None where there is no such pair."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(positive, scores)) if positive.any() and not positive.all() else None
