@@ -266,6 +266,21 @@ def test_ctrl_c_is_one_line_even_while_libraries_are_imported(tmp_path: Path) ->
     assert (process.returncode, err) == (130, "quad4fhe: interrupted\n")
 
 
+def test_ctrl_c_is_one_line_while_a_command_imports_its_libraries(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    source = str(Path(quad4fhe.__file__).parents[1])
+    slow = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), source])}
+    words = [*START, "fit", "model.npz", "calib.npz"]
+    with subprocess.Popen(
+        words, env=slow, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "quad4fhe: interrupted\n")
+
+
 def test_an_installation_that_cannot_start_says_what_to_do(tmp_path: Path) -> None:
     broken = pretending(tmp_path, "import no_such_library\n")
     done = subprocess.run(START, env=broken, capture_output=True, text=True, timeout=60)
