@@ -312,7 +312,10 @@ def query_command(
     lines.append(("time", readable_seconds(found.seconds)))
     print_table("answers", lines)
     if not trusted:
-        say(f"To accept one plan only from now on: quad4fhe keygen own.key --server {url}, then query --key own.key")
+        given = {"--layout": plan.layout, "--token-file": token_file, "--ca": ca, "--model": model}
+        options = "".join(f" {name} {value}" for name, value in given.items() if value is not None)
+        say(f"To accept one plan only from now on: quad4fhe keygen own.key --server {url}{options}")
+        say("then add --key own.key to this query.")
     if out is not None:
         say(f"Decisions and logits are in {out}.")
 

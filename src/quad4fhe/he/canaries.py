@@ -107,7 +107,10 @@ class Mixture:
 def _check(plan: Plan, known: Known, count: int) -> None:
     shape = plan.shape
     if plan.layout != "batch":
-        raise InputError("canaries are for layout batch, where a request has thousands of slots; take --layout batch")
+        raise InputError(
+            "canaries are for layout batch, where a request has thousands of slots; make a key for such a plan: "
+            "quad4fhe keygen own.key --server URL --layout batch, then query --key own.key"
+        )
     if not 1 <= count < plan.per_request:
         raise InputError(f"{count} canaries in {plan.per_request} slots: wanted at least 1, and room for samples")
     if len(known.X) < count:

@@ -265,7 +265,7 @@ def _exactly(stream: Readable, count: int) -> bytes | memoryview:
     while missing:
         part = stream.read(missing)
         if not part:
-            raise InputError(f"the container ends {missing} bytes early; send it again")
+            raise InputError(f"the container ends {missing} bytes early: it is not whole")
         parts.append(part)
         missing -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)

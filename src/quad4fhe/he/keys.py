@@ -247,7 +247,8 @@ def _read(path: Path) -> tuple[Head, bytes, bytes]:
         raise InputError(f"can't read the key {path}: {error.strerror or error}") from None
     if os.name == "posix" and mode & 0o077:
         raise InputError(
-            f"others may read {path} (mode {mode & 0o777:04o}), so it is no secret: rotate it, or chmod 600"
+            f"others may read {path} (mode {mode & 0o777:04o}), so it may be no secret any more: chmod 600 "
+            f"{path}, then quad4fhe keygen {path} --rotate"
         )
     wrong = InputError(f"{path} is not a key file of this library, or is damaged; make one with: quad4fhe keygen")
     if not _FIRST.size <= len(data) <= _LARGEST:

@@ -232,7 +232,8 @@ class Remote:
             return 0
         except KeylessError:
             keys = client.evaluation_keys()
-        assert keys is not None
+        if keys is None:
+            raise ServiceError(f"the server asks for evaluation keys, which layout {self.plan.layout} does not have")
         body, size = spooled(container.write_keys(self.plan, client.key_id, keys))
         with body:
             try:
@@ -266,8 +267,9 @@ def _check_late(X: Array, plan: Plan) -> None:
         check_inside(X, plan.domain)
     except InputError as error:
         raise InputError(
-            f"{error}. This plan is the server's own, so everything was sent first, for it not to learn this. Pin the "
-            "plan before you ask again: keygen --server URL, then query --key"
+            f"{error}. This plan is the server's own, so everything was sent first, for it not to learn this. Before "
+            "you ask again, pin a plan whose hash the model's owner has told you: quad4fhe keygen own.key --server URL, "
+            "then quad4fhe query URL DATA --key own.key --clip"
         ) from None
 
 
