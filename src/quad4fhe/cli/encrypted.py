@@ -68,7 +68,7 @@ def make_plan(
 
     if samples < 1:
         raise InputError(f"samples is {samples}, wanted at least 1")
-    X_cal = None if calib is None else read_samples(calib, "calibration")[0]
+    X_cal = None if calib is None else fitted.calibration_part(read_samples(calib, "calibration")[0])
     return quad4fhe.plan(
         fitted,
         samples=samples,

@@ -38,6 +38,7 @@ from quad4fhe.lift import refuse_empty, shard_rows
 from quad4fhe.mlp import MLP
 from quad4fhe.proof.guarantee import delta_of
 from quad4fhe.proof.holdout import hold_out, refuse_seen
+from quad4fhe.proof.split import Split, split_of, split_rows
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
 from quad4fhe.shards import Shards, engine_for, memory_bytes
@@ -61,7 +62,7 @@ def fit(
     polish: bool = True,
     seed: int = 2026,
     X_test: Given | None = None,
-    holdout: Given | None = None,
+    holdout: Given | float | None = None,
     confidence: float = 0.95,
     fresh: bool = False,
     memory_budget: int = MEMORY_BUDGET,
@@ -134,7 +135,8 @@ def fit(
     rows = rows_of("X_cal", X_cal, mlp.features, "calibration", limit)
     refuse_empty("X_cal", rows.shape[0])
     test = None if X_test is None else rows_of("X_test", X_test, mlp.features, "test", limit)
-    held_out = None if holdout is None else _held_out(mlp, rows, holdout, confidence, fresh, limit)
+    rows, held_out, split = _held_out(mlp, rows, holdout, seed, limit)
+    _check_promise(held_out, confidence, fresh)
     held = held_bytes(rows, X_cal) + (0 if test is None else held_bytes(test, X_test))
     kept = store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
     progress("lift", 0, 0)
@@ -155,7 +157,7 @@ def fit(
             taken = beyond.replace(run, taken, family, learn, target_agreement, budget)
         fitted = _result(run, solution, taken, test)
         if held_out is not None:
-            fitted = replace(fitted, guarantee=hold_out(mlp, fitted.model, held_out, confidence))
+            fitted = replace(fitted, guarantee=hold_out(mlp, fitted.model, held_out, confidence, split))
     reached = fitted.diagnostics.calibration.agreement
     if target_agreement is not None and reached < target_agreement:
         auto = "lower the target, or use more representative calibration data"
@@ -166,17 +168,27 @@ def fit(
     return fitted
 
 
-def _held_out(mlp: MLP, rows: Rows, holdout: Given, confidence: float, fresh: bool, memory: int | None) -> Rows:
-    """The rows of a promise, refused where they can't make one."""
+def _held_out(
+    mlp: MLP, rows: Rows, holdout: Given | float | None, seed: int, memory: int | None
+) -> tuple[Rows, Rows | None, Split | None]:
+    """The rows to fit, those of a promise, and how these were set aside."""
+    if holdout is None:
+        return rows, None, None
+    if isinstance(holdout, float):
+        split = split_of(rows.shape[0], holdout, seed)
+        return *split_rows(rows, split), split
+    found = rows_of("X_holdout", holdout, mlp.features, "test", memory)
+    refuse_seen(found, rows)
+    return rows, found, None
+
+
+def _check_promise(held_out: Rows | None, confidence: float, fresh: bool) -> None:
     delta_of(confidence)
-    if not fresh:
+    if held_out is not None and not fresh:
         raise InputError(
             "hold-out rows promise something only if the ReLU model was not trained on them and nothing was chosen by "
             "them; say so with fresh=True, or leave them out"
         )
-    found = rows_of("X_holdout", holdout, mlp.features, "test", memory)
-    refuse_seen(found, rows)
-    return found
 
 
 def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: Any, seed: Any) -> None:

@@ -30,6 +30,7 @@ from quad4fhe.fitting.trace import FamilyName
 from quad4fhe.fitting.words import certified_lines, kept, own_lines, verdict
 from quad4fhe.mlp import MLP
 from quad4fhe.proof.holdout import Guarantee
+from quad4fhe.proof.split import calibration_part
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
 from quad4fhe.shards import SHARD_ROWS, Shard, Shards
@@ -112,6 +113,12 @@ class Fit:
     def predict(self, X: ArrayLike) -> IntArray:
         """The polynomial model's decisions (n,)."""
         return self.model.decide(X)
+
+    def calibration_part(self, X: ArrayLike) -> Array:
+        """The calibration rows among X, which may be all the rows that a hold-out was set aside from."""
+        split = None if self.guarantee is None else self.guarantee.split
+        rows = calibration_part(split, as_rows("X_cal", X, self.mlp.features))
+        return np.asarray(rows.part(0, rows.shape[0]))
 
     def agreement(self, X: ArrayLike | Rows) -> KeptShare:
         """The share of the ReLU model's decisions that is kept on X, in exact arithmetic: a float with its counts."""

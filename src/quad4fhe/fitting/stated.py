@@ -56,9 +56,12 @@ def _check_guarantee(fit: Fit) -> None:
         raise CertificateError("the fit contradicts itself: a class has more lost hold-out rows than hold-out rows")
     total = sum(part.samples for part in said.by_class)  # compared before any bound is computed: bounds take time
     _agree("the number of hold-out rows", said.samples, total)
+    if said.split is not None:
+        _agree("the number of rows set aside", said.split.held, total)
+        _agree("the number of rows that were split", said.split.rows, total + fit.certificate.samples)
     counts = [(part.samples, part.lost) for part in said.by_class]
     try:
-        found = guarantee(counts, said.confidence, said.holdout_sha256)
+        found = guarantee(counts, said.confidence, said.holdout_sha256, said.split)
     except InputError as error:
         raise CertificateError(f"the fit makes a promise that can't be checked: {error}") from None
     if found != said:

@@ -2,15 +2,18 @@
 
 from quad4fhe.proof.guarantee import by_class, compression_bound, fixed_sequence, lost_share_bound, tail_bound
 from quad4fhe.proof.holdout import ClassGuarantee, Guarantee, guarantee, hold_out
+from quad4fhe.proof.split import Split, split_rows
 
 __all__ = [
     "ClassGuarantee",
     "Guarantee",
+    "Split",
     "by_class",
     "compression_bound",
     "fixed_sequence",
     "guarantee",
     "hold_out",
     "lost_share_bound",
+    "split_rows",
     "tail_bound",
 ]

@@ -21,6 +21,7 @@ from quad4fhe.errors import InputError
 from quad4fhe.exact import shard_decisions
 from quad4fhe.mlp import MLP
 from quad4fhe.proof.guarantee import by_class, delta_of, lost_share_bound
+from quad4fhe.proof.split import Split
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.shards import SHARD_ROWS, Shard, Shards
 
@@ -40,7 +41,8 @@ class Guarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A lower bound of the share of decisions that are kept on new inputs.
 
     `agreement` holds with probability at least `confidence` over the choice of the `samples` hold-out rows, of which
-    `lost` lost their decision. The bounds `by_class` hold, all of them together, with the same confidence.
+    `lost` lost their decision. The bounds `by_class` hold, all of them together, with the same confidence. `split` says
+    which rows of the calibration data they were, if they were set aside from it.
     """
 
     kind: Literal["hold-out"]
@@ -50,6 +52,7 @@ class Guarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     agreement: Share
     by_class: list[ClassGuarantee]
     holdout_sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    split: Split | None
 
     @property
     def weakest(self) -> int:
@@ -78,7 +81,9 @@ class Guarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ]
 
 
-def guarantee(counts: Sequence[tuple[int, int]], confidence: float, holdout_sha256: str) -> Guarantee:
+def guarantee(
+    counts: Sequence[tuple[int, int]], confidence: float, holdout_sha256: str, split: Split | None = None
+) -> Guarantee:
     """The promise that (samples, lost) of every decided class allow."""
     delta = delta_of(confidence)
     samples, lost = (sum(part) for part in zip(*counts, strict=True))
@@ -94,10 +99,11 @@ def guarantee(counts: Sequence[tuple[int, int]], confidence: float, holdout_sha2
         agreement=_kept(lost_share_bound(samples, lost, delta)),
         by_class=classes,
         holdout_sha256=holdout_sha256,
+        split=split,
     )
 
 
-def hold_out(mlp: MLP, model: QuadraticModel, rows: Rows, confidence: float) -> Guarantee:
+def hold_out(mlp: MLP, model: QuadraticModel, rows: Rows, confidence: float, split: Split | None = None) -> Guarantee:
     """The promise for `model` in the place of `mlp`, from fresh rows (n, d); decisions are compared exactly."""
     delta_of(confidence)
     if rows.shape[0] == 0:
@@ -105,7 +111,7 @@ def hold_out(mlp: MLP, model: QuadraticModel, rows: Rows, confidence: float) -> 
     with Shards(rows, SHARD_ROWS, mlp, name="X_holdout") as shards:
         counts: IntArray = shards.total(operator.add, _counts_of, model)
     pairs = [(int(n), int(e)) for n, e in counts]
-    return guarantee(pairs, confidence, samples_sha256("X_holdout", rows))
+    return guarantee(pairs, confidence, samples_sha256("X_holdout", rows), split)
 
 
 def refuse_seen(rows: Rows, seen: Rows) -> None:

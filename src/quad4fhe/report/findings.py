@@ -94,6 +94,7 @@ def find(
     labels = None if unseen is None or y_test is None else _ids(y_test, len(unseen), names)
 
     verified = verify(fit, None, X, _staged("certificate", progress))
+    X = fit.calibration_part(X)
     progress("decisions of both models", 0, 0)
     calibration = measure(fit, X, "X_cal", progress=progress)
     test = None if unseen is None else measure(fit, unseen, "X_test", labels, progress)

@@ -1,0 +1,64 @@
+"""The promise of a fit, computed again from the data.
+
+Decides whether what a fit promises about new inputs is what its rows give. That the rows are fresh can't be checked.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quad4fhe._arrays import samples_sha256
+from quad4fhe._rows import Rows
+from quad4fhe.errors import CertificateError
+from quad4fhe.mlp import MLP
+from quad4fhe.proof.holdout import Guarantee, hold_out
+from quad4fhe.proof.split import split_rows
+from quad4fhe.quadratic import QuadraticModel
+
+
+class Promising(Protocol):
+    """What of a fit a promise rests on."""
+
+    @property
+    def mlp(self) -> MLP:
+        """The ReLU model."""
+
+    @property
+    def model(self) -> QuadraticModel:
+        """The replacement."""
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What is promised about new inputs."""
+
+
+def parts(fit: Promising, rows: Rows, held: Rows | None) -> tuple[Rows, Rows | None]:
+    """The calibration rows and the hold-out rows, if they are here; `rows` may be all that they were split from."""
+    split = None if fit.guarantee is None else fit.guarantee.split
+    if split is None or rows.shape[0] != split.rows:
+        return rows, held
+    if held is not None:
+        raise CertificateError("the hold-out rows are among the calibration data that was given; leave out X_holdout")
+    return split_rows(rows, split)
+
+
+def check_promise(fit: Promising, held: Rows | None) -> Guarantee | None:
+    """The promise, counted again on the hold-out rows; None where they are not here."""
+    if held is None:
+        return None
+    claim = fit.guarantee
+    if claim is None:
+        raise CertificateError("hold-out rows were given, but the fit promises nothing about new inputs")
+    sha256 = samples_sha256("X_holdout", held)
+    if sha256 != claim.holdout_sha256:
+        raise CertificateError(
+            f"the hold-out data is not what was certified: its SHA-256 is {sha256[:16]}..., the fit says "
+            f"{claim.holdout_sha256[:16]}..."
+        )
+    found = hold_out(fit.mlp, fit.model, held, claim.confidence, claim.split)
+    if found != claim:
+        raise CertificateError(
+            f"the hold-out rows promise: {found.sentence()}; the fit says otherwise, overall or of a class: "
+            f"{claim.sentence()}"
+        )
+    return found
