@@ -44,6 +44,7 @@ FITS: dict[str, tuple[Callable[[], Fit], Any]] = {
     "pairs": (lambda: fit(PAIRS.mlp, PAIRS_X, X_test=PAIRS_X[:30]), PAIRS_X),
     "unitwise": (lambda: family_fits.pairs("unitwise"), PAIRS_X),
     "head": (lambda: family_fits.pairs("head"), PAIRS_X),
+    "compression": (lambda: fit(LOSSLESS.mlp, LOSSLESS_X, fresh=True, confidence=0.5), LOSSLESS_X),
     "promise": (lambda: fit(PAIRS.mlp, PAIRS_X, holdout=PAIRS_X[::-1] + 0.25, fresh=True), PAIRS_X),
 }
 

@@ -288,7 +288,7 @@ def verify(
     with left_alone(rows, held):
         seen, unseen = parts(fit, rows, held)
         verified = _verified(fit, mlp, seen, engine_for(engine, workers), progress)
-        return msgspec.structs.replace(verified, guarantee=check_promise(fit, unseen))
+        return msgspec.structs.replace(verified, guarantee=check_promise(fit, seen, unseen))
 
 
 def _verified(fit: Certified, mlp: MLP | None, rows: Rows, team: Engine | None, progress: Progress) -> Verified:

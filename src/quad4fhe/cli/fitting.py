@@ -90,7 +90,10 @@ def fit_command(
         typer.Option(help="Rows for a promise about new inputs: a file, or the share of CALIB to set aside, as 0.1."),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Your word that the ReLU model has not seen the hold-out rows.")
+        bool,
+        typer.Option(
+            "--fresh", help="Your word that the ReLU model has not seen the hold-out rows, or without any, CALIB."
+        ),
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     engine: EngineOption = None,
@@ -110,7 +113,8 @@ def fit_command(
 
     --holdout with --fresh adds a promise about new inputs: at least so many decisions are kept, with the confidence
     given, overall and by class. It holds only for rows that the ReLU model was not trained on. --holdout 0.1 sets a
-    tenth of CALIB aside before the fit, by a plain random split; verify finds these rows in CALIB by itself.
+    tenth of CALIB aside before the fit, by a plain random split; verify finds these rows in CALIB by itself. --fresh
+    alone says that the model was not trained on CALIB: then a hard fit makes a promise without a hold-out.
 
     Example: quad4fhe fit model.onnx calib.npz -o fit.safetensors --test test.npz
     quad4fhe fit model.npz calib.csv --family auto --target-agreement 0.99

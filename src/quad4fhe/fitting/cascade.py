@@ -36,8 +36,9 @@ from quad4fhe.fitting.run import Run, Solution
 from quad4fhe.fitting.sharded import LiftShards
 from quad4fhe.lift import refuse_empty, shard_rows
 from quad4fhe.mlp import MLP
+from quad4fhe.proof.compression import find_support
 from quad4fhe.proof.guarantee import delta_of
-from quad4fhe.proof.holdout import hold_out, refuse_seen
+from quad4fhe.proof.holdout import compressed, hold_out, refuse_seen
 from quad4fhe.proof.split import Split, split_of, split_rows
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
@@ -158,6 +159,8 @@ def fit(
         fitted = _result(run, solution, taken, test)
         if held_out is not None:
             fitted = replace(fitted, guarantee=hold_out(mlp, fitted.model, held_out, confidence, split))
+        elif fresh:
+            fitted = _compressed(fitted, rows, confidence)
     reached = fitted.diagnostics.calibration.agreement
     if target_agreement is not None and reached < target_agreement:
         auto = "lower the target, or use more representative calibration data"
@@ -180,6 +183,17 @@ def _held_out(
     found = rows_of("X_holdout", holdout, mlp.features, "test", memory)
     refuse_seen(found, rows)
     return rows, found, None
+
+
+def _compressed(fitted: Fit, rows: Rows, confidence: float) -> Fit:
+    """The fit with a promise by the few rows that determine it, or with a remark that there is none."""
+    support = None
+    if fitted.regime.kind == "hard":
+        support = find_support(fitted.mlp, fitted.model, rows, fitted.margins, fitted.threshold)
+    if support is None:
+        fitted.diagnostics.notes.append(notes.NO_PROMISE)
+        return fitted
+    return replace(fitted, guarantee=compressed(rows.shape[0], support, confidence))
 
 
 def _check_promise(held_out: Rows | None, confidence: float, fresh: bool) -> None:

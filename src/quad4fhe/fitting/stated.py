@@ -15,7 +15,7 @@ from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.fitting.diagnostics import PACKAGES, Agreement
 from quad4fhe.fitting.notes import is_note
 from quad4fhe.fitting.words import kept
-from quad4fhe.proof.holdout import guarantee
+from quad4fhe.proof.holdout import Guarantee, compressed, guarantee
 
 if TYPE_CHECKING:
     from quad4fhe.fitting.result import Fit
@@ -51,6 +51,12 @@ def _check_guarantee(fit: Fit) -> None:
     said = fit.guarantee
     if said is None:
         return
+    if said.kind == "compression":
+        _check_compression(fit, said)
+        return
+    _agree("the rows that determine a fit with a hold-out", said.support, [])
+    if said.holdout_sha256 is None:
+        raise CertificateError("the fit contradicts itself: its promise names no hold-out rows")
     _agree("the number of promises", len(said.by_class), fit.mlp.classes)
     if any(part.lost > part.samples for part in said.by_class):
         raise CertificateError("the fit contradicts itself: a class has more lost hold-out rows than hold-out rows")
@@ -66,6 +72,14 @@ def _check_guarantee(fit: Fit) -> None:
         raise CertificateError(f"the fit makes a promise that can't be checked: {error}") from None
     if found != said:
         raise CertificateError("the fit contradicts itself: its promise is not the one that its own counts give")
+
+
+def _check_compression(fit: Fit, said: Guarantee) -> None:
+    """Only that the bound is that of its own numbers; which rows determine the fit is for `verify`."""
+    _agree("the number of rows of the promise", said.samples, fit.certificate.samples)
+    _agree("whether the promise is of a lossless fit", fit.certificate.mismatches, [])
+    if len(said.support) > said.samples or said != compressed(said.samples, said.support, said.confidence):
+        raise CertificateError("the fit contradicts itself: its promise is not the one that its own numbers give")
 
 
 def _check_regime(fit: Fit) -> None:

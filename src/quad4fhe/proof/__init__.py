@@ -1,7 +1,8 @@
 """What can be promised about inputs that nobody has seen yet, and with which confidence."""
 
+from quad4fhe.proof.compression import determines, find_support
 from quad4fhe.proof.guarantee import by_class, compression_bound, fixed_sequence, lost_share_bound, tail_bound
-from quad4fhe.proof.holdout import ClassGuarantee, Guarantee, guarantee, hold_out
+from quad4fhe.proof.holdout import ClassGuarantee, Guarantee, compressed, guarantee, hold_out
 from quad4fhe.proof.split import Split, split_rows
 
 __all__ = [
@@ -9,7 +10,10 @@ __all__ = [
     "Guarantee",
     "Split",
     "by_class",
+    "compressed",
     "compression_bound",
+    "determines",
+    "find_support",
     "fixed_sequence",
     "guarantee",
     "hold_out",

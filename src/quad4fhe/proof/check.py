@@ -11,7 +11,8 @@ from quad4fhe._arrays import samples_sha256
 from quad4fhe._rows import Rows
 from quad4fhe.errors import CertificateError
 from quad4fhe.mlp import MLP
-from quad4fhe.proof.holdout import Guarantee, hold_out
+from quad4fhe.proof.compression import determines
+from quad4fhe.proof.holdout import Guarantee, compressed, hold_out
 from quad4fhe.proof.split import split_rows
 from quad4fhe.quadratic import QuadraticModel
 
@@ -28,6 +29,10 @@ class Promising(Protocol):
         """The replacement."""
 
     @property
+    def threshold(self) -> str:
+        """Whether a binary threshold was free."""
+
+    @property
     def guarantee(self) -> Guarantee | None:
         """What is promised about new inputs."""
 
@@ -42,13 +47,15 @@ def parts(fit: Promising, rows: Rows, held: Rows | None) -> tuple[Rows, Rows | N
     return split_rows(rows, split)
 
 
-def check_promise(fit: Promising, held: Rows | None) -> Guarantee | None:
-    """The promise, counted again on the hold-out rows; None where they are not here."""
+def check_promise(fit: Promising, rows: Rows, held: Rows | None) -> Guarantee | None:
+    """The promise, computed again: from the calibration rows, or on the hold-out rows; None where they are not here."""
+    claim = fit.guarantee
+    if claim is not None and claim.kind == "compression" and held is None:
+        return _check_compression(fit, rows, claim)
     if held is None:
         return None
-    claim = fit.guarantee
-    if claim is None:
-        raise CertificateError("hold-out rows were given, but the fit promises nothing about new inputs")
+    if claim is None or claim.holdout_sha256 is None:
+        raise CertificateError("hold-out rows were given, but the fit promises nothing about new inputs by such rows")
     sha256 = samples_sha256("X_holdout", held)
     if sha256 != claim.holdout_sha256:
         raise CertificateError(
@@ -61,4 +68,16 @@ def check_promise(fit: Promising, held: Rows | None) -> Guarantee | None:
             f"the hold-out rows promise: {found.sentence()}; the fit says otherwise, overall or of a class: "
             f"{claim.sentence()}"
         )
+    return found
+
+
+def _check_compression(fit: Promising, rows: Rows, claim: Guarantee) -> Guarantee:
+    if not determines(fit.mlp, fit.model, rows, claim.support, fit.threshold):
+        raise CertificateError(
+            f"the fit says that {len(claim.support)} calibration rows determine it, and these rows do not; "
+            "its promise about new inputs has no ground"
+        )
+    found = compressed(rows.shape[0], claim.support, claim.confidence)
+    if found != claim:
+        raise CertificateError(f"the calibration rows promise: {found.sentence()}; the fit says: {claim.sentence()}")
     return found

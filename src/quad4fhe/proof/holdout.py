@@ -20,13 +20,20 @@ from quad4fhe._rows import Rows
 from quad4fhe.errors import InputError
 from quad4fhe.exact import shard_decisions
 from quad4fhe.mlp import MLP
-from quad4fhe.proof.guarantee import by_class, delta_of, lost_share_bound
+from quad4fhe.proof.guarantee import by_class, compression_bound, delta_of, lost_share_bound
 from quad4fhe.proof.split import Split
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.shards import SHARD_ROWS, Shard, Shards
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+_HOLDS_FOR = {
+    "hold-out": "inputs drawn independently from where the hold-out rows came from, if neither the ReLU model nor the "
+    "fit, nor any choice between fits, has used these rows",
+    "compression": "inputs drawn independently from where the calibration rows came from, if the ReLU model was not "
+    "trained on these rows and nothing else was chosen by them",
+}
 
 
 class ClassGuarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,45 +47,49 @@ class ClassGuarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class Guarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A lower bound of the share of decisions that are kept on new inputs.
 
-    `agreement` holds with probability at least `confidence` over the choice of the `samples` hold-out rows, of which
-    `lost` lost their decision. The bounds `by_class` hold, all of them together, with the same confidence. `split` says
-    which rows of the calibration data they were, if they were set aside from it.
+    From a hold-out: `agreement` holds with probability at least `confidence` over the choice of the `samples` hold-out
+    rows, of which `lost` lost their decision. The bounds `by_class` hold, all of them together, with the same
+    confidence. `split` says which rows of the calibration data they were, if they were set aside from it.
+
+    By compression: `samples` are the calibration rows, none of them lost, and `support` the few that determine the fit.
+    Then there is no bound by class.
     """
 
-    kind: Literal["hold-out"]
+    kind: Literal["hold-out", "compression"]
     confidence: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     samples: Count
     lost: Count
     agreement: Share
     by_class: list[ClassGuarantee]
-    holdout_sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    holdout_sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None
     split: Split | None
+    support: list[Count]
 
     @property
-    def weakest(self) -> int:
-        """The class with the smallest promise, the lowest of several."""
+    def weakest(self) -> int | None:
+        """The class with the smallest promise, the lowest of several; None without bounds by class."""
+        if not self.by_class:
+            return None
         return min(range(len(self.by_class)), key=lambda c: self.by_class[c].agreement)
 
     def sentence(self) -> str:
         """What is promised, for which inputs, and with which confidence."""
+        shown = f"{self.lost} of {self.samples} hold-out rows lost"
+        if self.kind == "compression":
+            shown = f"{len(self.support)} of {self.samples} calibration rows determine the fit"
         return (
             f"at least {_down(self.agreement)} of decisions on new inputs are kept, with confidence "
-            f"{100 * self.confidence:.10g}% ({self.lost} of {self.samples} hold-out rows lost)"
+            f"{100 * self.confidence:.10g}% ({shown})"
         )
 
     def lines(self) -> list[tuple[str, str]]:
         """The promise in words: (name, value) lines."""
-        weakest = self.by_class[self.weakest]
-        least = f"class {self.weakest}: at least {_down(weakest.agreement)}, {weakest.lost} of {weakest.samples} lost"
-        return [
-            ("promise", self.sentence()),
-            ("weakest class", least),
-            (
-                "it holds for",
-                "inputs drawn independently from where the hold-out rows came from, if neither the ReLU model nor the "
-                "fit, nor any choice between fits, has used these rows",
-            ),
-        ]
+        lines = [("promise", self.sentence())]
+        if self.weakest is not None:
+            worst = self.by_class[self.weakest]
+            least = f"class {self.weakest}: at least {_down(worst.agreement)}, {worst.lost} of {worst.samples} lost"
+            lines.append(("weakest class", least))
+        return [*lines, ("it holds for", _HOLDS_FOR[self.kind])]
 
 
 def guarantee(
@@ -100,6 +111,22 @@ def guarantee(
         by_class=classes,
         holdout_sha256=holdout_sha256,
         split=split,
+        support=[],
+    )
+
+
+def compressed(samples: int, support: Sequence[int], confidence: float) -> Guarantee:
+    """The promise that a lossless fit allows which `support` of its `samples` calibration rows determine."""
+    return Guarantee(
+        kind="compression",
+        confidence=float(confidence),
+        samples=samples,
+        lost=0,
+        agreement=_kept(compression_bound(samples, len(support), delta_of(confidence))),
+        by_class=[],
+        holdout_sha256=None,
+        split=None,
+        support=list(support),
     )
 
 
