@@ -276,8 +276,9 @@ def verify(
     progress
         Progress callback (what, done, total).
     X_holdout
-        The rows that the fit's promise about new inputs was counted on: it is counted again. That the ReLU model and
-        the fit have not seen them can't be checked.
+        The rows that the fit's promise about new inputs was counted on: it is counted again. Where they were set aside
+        from the calibration data, X_cal may be all of that data, and they are found in it. A promise by compression is
+        computed again from X_cal. That the ReLU model has not seen the rows can't be checked.
     engine
         "local", "ray" or an Engine: shares the work out among processes.
     workers

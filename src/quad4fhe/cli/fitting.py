@@ -96,6 +96,9 @@ def fit_command(
         ),
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
+    reliable: Annotated[
+        float | None, typer.Option(help="Find the margin above which this share of decisions is kept, such as 0.995.")
+    ] = None,
     engine: EngineOption = None,
     workers: WorkersOption = None,
     memory: Annotated[
@@ -115,6 +118,8 @@ def fit_command(
     given, overall and by class. It holds only for rows that the ReLU model was not trained on. --holdout 0.1 sets a
     tenth of CALIB aside before the fit, by a plain random split; verify finds these rows in CALIB by itself. --fresh
     alone says that the model was not trained on CALIB: then a hard fit makes a promise without a hold-out.
+    --reliable 0.995 finds on the hold-out the margin above which that share of decisions is kept; `predict` and `query`
+    then say of each decision whether it has it.
 
     Example: quad4fhe fit model.onnx calib.npz -o fit.safetensors --test test.npz
     quad4fhe fit model.npz calib.csv --family auto --target-agreement 0.99
@@ -140,6 +145,7 @@ def fit_command(
             holdout=None if holdout is None else rows_or_share(holdout),
             confidence=confidence,
             fresh=fresh,
+            reliable=reliable,
             engine=engine,
             workers=workers,
             memory=memory,

@@ -39,6 +39,7 @@ from quad4fhe.mlp import MLP
 from quad4fhe.proof.compression import find_support
 from quad4fhe.proof.guarantee import delta_of
 from quad4fhe.proof.holdout import compressed, hold_out, refuse_seen
+from quad4fhe.proof.reliable import check_level
 from quad4fhe.proof.split import Split, split_of, split_rows
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
@@ -66,6 +67,7 @@ def fit(
     holdout: Given | float | None = None,
     confidence: float = 0.95,
     fresh: bool = False,
+    reliable: float | None = None,
     memory_budget: int = MEMORY_BUDGET,
     engine: str | Engine | None = None,
     workers: int | None = None,
@@ -103,16 +105,21 @@ def fit(
     polish
         Let a soft fit trade hinge loss for kept decisions; False gives the paper's own.
     seed
-        Seed of the polish and of the folds of the cross-validation.
+        Seed of the polish, of the folds of the cross-validation and of the split of a hold-out.
     X_test
         Samples that are only measured, never fitted; anything that X_cal may be.
     holdout
-        Rows for a promise about new inputs (`Fit.guarantee`); anything that X_cal may be.
+        Rows for a promise about new inputs (`Fit.guarantee`); anything that X_cal may be, or the share of X_cal that
+        is set aside for it before the fit, by a plain random split.
     confidence
         Confidence of that promise.
     fresh
         Your word that the ReLU model was not trained on the `holdout` rows and that nothing was chosen by them;
-        without it there is no promise.
+        without it there is no promise. Without a hold-out it says this of X_cal, and a hard fit promises what the few
+        rows that determine it allow.
+    reliable
+        A share such as 0.995: find on the hold-out the smallest margin above which at least this share of decisions is
+        kept, with the confidence. `Fit.is_reliable` tells which decisions have it.
     memory_budget
         Bytes for the one copy of pre-activations that the other families keep; beyond it they are computed again at
         every pass, more slowly.
@@ -137,7 +144,7 @@ def fit(
     refuse_empty("X_cal", rows.shape[0])
     test = None if X_test is None else rows_of("X_test", X_test, mlp.features, "test", limit)
     rows, held_out, split = _held_out(mlp, rows, holdout, seed, limit)
-    _check_promise(held_out, confidence, fresh)
+    _check_promise(held_out, confidence, fresh, reliable)
     held = held_bytes(rows, X_cal) + (0 if test is None else held_bytes(test, X_test))
     kept = store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
     progress("lift", 0, 0)
@@ -158,7 +165,12 @@ def fit(
             taken = beyond.replace(run, taken, family, learn, target_agreement, budget)
         fitted = _result(run, solution, taken, test)
         if held_out is not None:
-            fitted = replace(fitted, guarantee=hold_out(mlp, fitted.model, held_out, confidence, split))
+            fitted = replace(
+                fitted,
+                guarantee=hold_out(
+                    mlp, fitted.model, held_out, confidence, split, level=reliable, margins=fitted.margins
+                ),
+            )
         elif fresh:
             fitted = _compressed(fitted, rows, confidence)
     reached = fitted.diagnostics.calibration.agreement
@@ -196,13 +208,19 @@ def _compressed(fitted: Fit, rows: Rows, confidence: float) -> Fit:
     return replace(fitted, guarantee=compressed(rows.shape[0], support, confidence))
 
 
-def _check_promise(held_out: Rows | None, confidence: float, fresh: bool) -> None:
+def _check_promise(held_out: Rows | None, confidence: float, fresh: bool, reliable: float | None) -> None:
     delta_of(confidence)
     if held_out is not None and not fresh:
         raise InputError(
             "hold-out rows promise something only if the ReLU model was not trained on them and nothing was chosen by "
             "them; say so with fresh=True, or leave them out"
         )
+    if reliable is not None:
+        check_level(reliable)
+        if held_out is None:
+            raise InputError(
+                "reliable decisions are found on a hold-out; add holdout=0.1, or rows of their own, and fresh=True"
+            )
 
 
 def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: Any, seed: Any) -> None:

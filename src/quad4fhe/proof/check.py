@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quad4fhe._arrays import samples_sha256
+from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._rows import Rows
 from quad4fhe.errors import CertificateError
 from quad4fhe.mlp import MLP
@@ -27,6 +27,10 @@ class Promising(Protocol):
     @property
     def model(self) -> QuadraticModel:
         """The replacement."""
+
+    @property
+    def margins(self) -> Array:
+        """The gap of each calibration row."""
 
     @property
     def threshold(self) -> str:
@@ -62,10 +66,11 @@ def check_promise(fit: Promising, rows: Rows, held: Rows | None) -> Guarantee | 
             f"the hold-out data is not what was certified: its SHA-256 is {sha256[:16]}..., the fit says "
             f"{claim.holdout_sha256[:16]}..."
         )
-    found = hold_out(fit.mlp, fit.model, held, claim.confidence, claim.split)
+    level = None if claim.reliable is None else claim.reliable.level
+    found = hold_out(fit.mlp, fit.model, held, claim.confidence, claim.split, level=level, margins=fit.margins)
     if found != claim:
         raise CertificateError(
-            f"the hold-out rows promise: {found.sentence()}; the fit says otherwise, overall or of a class: "
+            f"the hold-out rows promise: {found.sentence()}; the fit says otherwise of it, a class or a margin: "
             f"{claim.sentence()}"
         )
     return found

@@ -19,9 +19,7 @@ from quad4fhe._arrays import Array, IntArray
 from quad4fhe._rows import Rows
 from quad4fhe.evidence import Evidence, evidence_rows
 from quad4fhe.exact import WholeNumbers, bounded_logits, decisions
-from quad4fhe.lift import offsets
 from quad4fhe.mlp import MLP
-from quad4fhe.plane import plane_offsets
 from quad4fhe.quadratic import QuadraticModel
 
 Geometry = Literal["plane", "pairs"]
@@ -30,6 +28,7 @@ EPSILON = Fraction(1, 10**9)
 _MOST = 12  # rows that may lie at the smallest margin; more of them promise little
 _NEAR = 1e-5  # beside the smallest margin
 _ROWS = 2048
+_SAME_SUM = Fraction(1, 10**9)
 _ZERO, _ONE = Fraction(0), Fraction(1)
 
 
@@ -83,7 +82,9 @@ def determines(mlp: MLP, model: QuadraticModel, rows: Rows, support: Sequence[in
 def _geometry(mlp: MLP, threshold: str) -> Geometry:
     if mlp.classes > 2:
         return "pairs"
-    return "pairs" if threshold == "zero" and plane_offsets(*offsets(mlp))[0] == 0 else "plane"
+    B, _ = WholeNumbers(mlp).offsets()
+    fixed = abs(B[1] - B[0]) <= _SAME_SUM * max(abs(B[0]), abs(B[1]))  # eta can't move the threshold
+    return "pairs" if threshold == "zero" and fixed else "plane"
 
 
 def _optimum(mlp: MLP, rows: Rows, support: list[int], geometry: Geometry) -> Optimum | None:
