@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from quad4fhe.he.predict import predict_encrypted
 from quad4fhe.proof.guarantee import lost_share_bound
 from quad4fhe.proof.holdout import CLOSE
 from quad4fhe.proof.reliable import curve, is_above, rounded, thresholds, walk
+from serving import RunningServer
 
 HELD = np.random.default_rng(12).normal(size=(4000, 3))
 
@@ -248,3 +250,41 @@ def test_the_estimator_tells_too_and_does_not_call_training_rows_fresh() -> None
     assert np.array_equal(found.is_reliable(X), found.fit_.is_reliable(X))
     with pytest.raises(InputError, match="train it first"):
         QuadraticReplacement(network.MLPClassifier((12,)), **options).fit(X, y)
+
+
+def test_remote_clients_are_told_which_decisions_are_reliable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from quad4fhe.serve.client import Remote
+
+    found = made()
+    found.save(tmp_path / "fit.safetensors")
+    X = PAIRS_X[:12]
+    np.savez(tmp_path / "X.npz", X=X)
+    with RunningServer(tmp_path / "fit.safetensors", "--precision", "fast", "--samples", "4") as server:
+        with Remote(server.url, layout="batch") as remote:
+            answers, planned = remote.predict(X), remote.plan
+        assert main(["query", server.url, str(tmp_path / "X.npz"), "--layout", "batch", "--json"]) == 0
+    assert planned.reliable is not None
+    assert planned.reliable.threshold is not None
+    assert answers.reliable is not None
+    clear = np.abs(gaps(found.model.logits(X)) - planned.reliable.threshold) > planned.error.bound
+    assert np.array_equal(answers.reliable[clear], found.is_reliable(X)[clear])
+    shown = json.loads(capsys.readouterr().out)["reliable"]
+    assert np.array_equal(np.array(shown)[clear], found.is_reliable(X)[clear])
+
+
+def test_the_page_shows_a_promise_only_if_it_was_counted_again() -> None:
+    pytest.importorskip("matplotlib")
+    from quad4fhe.report import Options, report
+
+    options = Options(ladder="none", samples=16, machine=REFERENCE)
+    loaded = Fit.from_bytes(made().to_bytes())
+    without, page = (report(loaded, PAIRS_X, X_holdout=held, options=options) for held in (None, HELD))
+    assert 'id="promise"' not in without.html()
+    assert all(one["promise"] is None and one["reliable"] is None for one in without.to_dict()["plans"])
+    assert 'id="promise"' in page.html()
+    assert made().guarantee is not None
+    assert made().guarantee.sentence() in page.html()
+    assert "coverage" in [picture.name for picture in page.pictures]
+    assert page.to_dict()["plans"][0]["promise"] is not None
