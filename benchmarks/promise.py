@@ -24,7 +24,7 @@ import numpy as np
 
 from machine import describe
 from quad4fhe import MLP, Fit, fit
-from quad4fhe.fit.pool import stratified_rows
+from quad4fhe.fitting.pool import stratified_rows
 from quad4fhe.proof.guarantee import by_class, compression_bound, delta_of, lost_share_bound
 from quad4fhe.proof.reliable import curve, walk
 
