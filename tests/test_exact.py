@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quad4fhe import MLP, QuadraticModel
-from quad4fhe.exact import WholeNumbers, _bounded_logits, decisions
+from quad4fhe.exact import WholeNumbers, bounded_logits, decisions
 from strategies import float_mlps, seeds, whole_number_mlps
 
 
@@ -76,7 +76,7 @@ def test_the_rounding_error_bound_holds_for_every_logit(mlp: MLP, seed: int) -> 
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(3, mlp.features))
     for model in (mlp, QuadraticModel.shared(mlp, *rng.normal(size=3))):
-        logits, error = _bounded_logits(model, X)
+        logits, error = bounded_logits(model, X)
         for i, x in enumerate(X):
             exact = rational_logits(model, x)[-logits.shape[1] :]
             for c, value in enumerate(exact):

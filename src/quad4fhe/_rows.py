@@ -184,10 +184,35 @@ class StackedRows(Rows):
         _refuse_changed(self.parts)
 
 
+class ChosenRows(Rows):
+    """Some rows of another source; `at` (k,) are their places, in rising order."""
+
+    def __init__(self, rows: Rows, at: NDArray[np.int64]) -> None:
+        self.rows, self.at = rows, at
+        self.shape = (int(at.size), rows.shape[1])
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """These rows, read in spans of the source that are no longer than what was asked for."""
+        places, pieces = self.at[start:stop], []
+        while places.size:
+            first = int(places[0])
+            inside = int(np.searchsorted(places, first + max(1, stop - start)))
+            part = self.rows.part(first, int(places[inside - 1]) + 1)
+            pieces.append(part[places[:inside] - first])
+            places = places[inside:]
+        return np.concatenate(pieces) if pieces else np.empty((0, self.shape[1]))
+
+    def refuse_changed(self) -> None:
+        """Raise InputError if the source is not as it was."""
+        self.rows.refuse_changed()
+
+
 def held_bytes(rows: Rows, given: object = None) -> int:
     """What rows take in memory beyond `given`, the array they may be a view of."""
     if isinstance(rows, StackedRows):
         return sum(held_bytes(part) for part in rows.parts)
+    if isinstance(rows, ChosenRows):
+        return held_bytes(rows.rows, given) + rows.at.nbytes
     if not isinstance(rows, ArrayRows):
         return 0
     return 0 if isinstance(given, np.ndarray) and np.may_share_memory(rows.array, given) else rows.array.nbytes

@@ -27,7 +27,8 @@ from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.evidence import Evidence, check_evidence
 from quad4fhe.exact import shard_decisions, target_labels
 from quad4fhe.mlp import MLP
-from quad4fhe.proof.holdout import Guarantee, hold_out
+from quad4fhe.proof.check import check_promise, parts
+from quad4fhe.proof.holdout import Guarantee
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
 from quad4fhe.shards import SHARD_ROWS, Report, Shard, Shards, engine_for
@@ -275,8 +276,9 @@ def verify(
     progress
         Progress callback (what, done, total).
     X_holdout
-        The rows that the fit's promise about new inputs was counted on: it is counted again. That the ReLU model and
-        the fit have not seen them can't be checked.
+        The rows that the fit's promise about new inputs was counted on: it is counted again. Where they were set aside
+        from the calibration data, X_cal may be all of that data, and they are found in it. A promise by compression is
+        computed again from X_cal. That the ReLU model has not seen the rows can't be checked.
     engine
         "local", "ray" or an Engine: shares the work out among processes.
     workers
@@ -285,22 +287,9 @@ def verify(
     rows = rows_of("X_cal", X_cal, fit.mlp.features)
     held = None if X_holdout is None else rows_of("X_holdout", X_holdout, fit.mlp.features, "test")
     with left_alone(rows, held):
-        verified = _verified(fit, mlp, rows, engine_for(engine, workers), progress)
-        return verified if held is None else msgspec.structs.replace(verified, guarantee=_check_promise(fit, held))
-
-
-def _check_promise(fit: Certified, held: Rows) -> Guarantee:
-    claim = fit.guarantee
-    if claim is None:
-        raise CertificateError("hold-out rows were given, but the fit promises nothing about new inputs")
-    found = hold_out(fit.mlp, fit.model, held, claim.confidence)
-    _same("the hold-out data", found.holdout_sha256, claim.holdout_sha256)
-    if found != claim:
-        raise CertificateError(
-            f"the hold-out rows promise: {found.sentence()}; the fit says otherwise, overall or of a class: "
-            f"{claim.sentence()}"
-        )
-    return found
+        seen, unseen = parts(fit, rows, held)
+        verified = _verified(fit, mlp, seen, engine_for(engine, workers), progress)
+        return msgspec.structs.replace(verified, guarantee=check_promise(fit, seen, unseen))
 
 
 def _verified(fit: Certified, mlp: MLP | None, rows: Rows, team: Engine | None, progress: Progress) -> Verified:

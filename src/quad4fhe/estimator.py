@@ -66,6 +66,10 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
         polish: bool = True,
         target_agreement: float | None = None,
         seed: int = 2026,
+        holdout: float | None = None,
+        confidence: float = 0.95,
+        fresh: bool = False,
+        reliable: float | None = None,
     ) -> None:
         self.estimator = estimator
         self.family = family
@@ -74,6 +78,10 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
         self.polish = polish
         self.target_agreement = target_agreement
         self.seed = seed
+        self.holdout = holdout
+        self.confidence = confidence
+        self.fresh = fresh
+        self.reliable = reliable
 
     def fit(self, X: Any, y: Any = None) -> QuadraticReplacement:
         """Replace the ReLU with X (n, d) as calibration set; y is needed only where the classifier is to be trained."""
@@ -91,6 +99,10 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
                 f"the {type(self.estimator).__name__} is not fitted and requires y to be passed, but the target y is "
                 "None; train it first, or call fit(X, y)"
             )
+        elif self.fresh:
+            raise InputError(
+                "fresh=True says that X is new to the classifier, which is to be trained on X; train it first"
+            )
         else:
             trained = clone(self.estimator).fit(X, y)
         mlp = MLP.from_sklearn(trained)
@@ -105,6 +117,10 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
             polish=self.polish,
             target_agreement=self.target_agreement,
             seed=self.seed,
+            holdout=self.holdout,
+            confidence=self.confidence,
+            fresh=self.fresh,
+            reliable=self.reliable,
         )
         return self
 
@@ -118,6 +134,11 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
         checked = self._samples(X)
         labels: NDArray[Any] = self.classes_[self.fit_.predict(checked)]
         return labels
+
+    def is_reliable(self, X: Any) -> NDArray[np.bool_]:
+        """Which decisions on X have the margin that makes them reliable, (n,); needs holdout, fresh and reliable."""
+        checked = self._samples(X)
+        return self.fit_.is_reliable(checked)
 
     def agreement(self, X: ArrayLike) -> float:
         """The share of the trained classifier's own decisions on X that are kept, in exact arithmetic."""

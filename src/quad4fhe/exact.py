@@ -88,7 +88,7 @@ def _decisions(model: Model, n: int, chunks: Iterable[tuple[slice, Array]], name
     for rows, chunk in chunks:
         # Inputs near the end of the float range overflow here; the samples concerned stay open.
         with np.errstate(over="ignore", invalid="ignore"):
-            logits, error = _two_or_more(*_bounded_logits(model, chunk))
+            logits, error = _two_or_more(*bounded_logits(model, chunk))
             top, settled, gap[rows], gap_error[rows] = _settle(logits, error)
         label[rows] = top
         for i in np.flatnonzero(~settled):
@@ -103,7 +103,7 @@ def _decisions(model: Model, n: int, chunks: Iterable[tuple[slice, Array]], name
     return Decisions(label, strict, gap, gap_error, rational)
 
 
-def _bounded_logits(model: Model, X: Array) -> tuple[Array, Array]:
+def bounded_logits(model: Model, X: Array) -> tuple[Array, Array]:
     """Logits (n, K) and a rigorous bound on their rounding error, for any order of summation and with FMA or not."""
     d, m = model.features, model.units
     y = X @ model.W1.T + model.b1

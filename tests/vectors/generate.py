@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 RING = 2048
 MODEL_ID = hashlib.sha256(b"a model that does not exist").hexdigest()
 KEY, NONCE = bytes(range(16)), bytes(range(16, 32))
-PRIVATE = ("precision", "samples", "products", "error", "calibration", "smallest_margin", "forecast")
+PRIVATE = ("precision", "samples", "products", "error", "calibration", "smallest_margin", "forecast", "promise")
 
 BATCH_PRIMES, SPECIAL = (249857, 188417), 12289
 PACKED_PRIMES, PACKED_SPECIAL = (147457, 40961), 163841
@@ -55,6 +55,10 @@ def plan(layout: str, form: str, chain: dict[str, Any], scales: dict[str, int], 
             "server_seconds": 1.0,
         },
         "model_id": MODEL_ID,
+        "reliable": None
+        if layout == "batch"
+        else {"level": 0.5, "confidence": 0.5, "threshold": 0.25, "coverage": 0.5},
+        "promise": None,
     }
 
 

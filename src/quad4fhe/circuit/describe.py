@@ -16,7 +16,7 @@ _LISTED = 10  # indices of close decisions named before the rest is counted
 
 def describe(plan: Plan) -> str:
     """The plan as paragraphs of plain text."""
-    return "\n".join([*_layout(plan), *_security(plan), *_domain(plan), *_error(plan), *_bill(plan)])
+    return "\n".join([*_layout(plan), *_security(plan), *_domain(plan), *_error(plan), *_promise(plan), *_bill(plan)])
 
 
 def _layout(plan: Plan) -> list[str]:
@@ -92,6 +92,27 @@ def _error(plan: Plan) -> list[str]:
     )
     if plan.precision == "strict":
         lines.append("strict could not be met: these margins are too small for any chain up to the largest ring")
+    return lines
+
+
+def _promise(plan: Plan) -> list[str]:
+    """The fit's own word, turned into the deployment's: `verify` checks it with the hold-out rows."""
+    lines = []
+    if (made := plan.promise) is not None:
+        share = f"{math.floor(made.agreement * 10_000) / 100:.2f}%"
+        lines.append(
+            f"promise, encryption included: at least {share} of new inputs in the box keep their decision, with "
+            f"confidence {100 * made.confidence:.10g}% ({made.lost} of {made.samples} hold-out rows lost, or within "
+            f"{made.error:.2g} of a tie); it rests on the fit's hold-out, which verify counts again"
+        )
+    if (found := plan.reliable) is not None:
+        level = f"{100 * found.level:.10g}%"
+        lines.append(
+            f"reliable decisions ({level}): none; the hold-out was too small to show a margin"
+            if found.threshold is None
+            else f"reliable decisions: with a margin of {found.threshold:.6g} or more at least {level} are kept, with "
+            f"confidence {100 * found.confidence:.10g}%; {100 * found.coverage:.2f}% of hold-out rows have it"
+        )
     return lines
 
 

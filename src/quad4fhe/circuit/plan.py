@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from quad4fhe._arrays import Array, tensor
+from quad4fhe._arrays import Array, BoolArray, tensor
 from quad4fhe._arrays import samples as checked_samples
 from quad4fhe._files import check_place, one_line, opened, parsing, write_atomically
 from quad4fhe._threads import few_threads
@@ -31,16 +31,20 @@ from quad4fhe.circuit.error import ErrorForecast
 from quad4fhe.circuit.fold import Form, checked_box, fold, forms, nearest_zero
 from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, Shape
 from quad4fhe.circuit.packing import Packing
+from quad4fhe.circuit.promise import Deployed, ReliableAbove, deployed, reliable_above
 from quad4fhe.circuit.quantise import Scales, quantise
 from quad4fhe.circuit.search_batch import batch_slot_bound, noise_of, search_batch
 from quad4fhe.circuit.search_packed import packed_slot_bound, search_packed, why_not_packed
 from quad4fhe.circuit.target import Choice, Question
 from quad4fhe.errors import InputError
+from quad4fhe.proof.holdout import Guarantee
+from quad4fhe.proof.reliable import is_above
 from quad4fhe.quadratic import QuadraticModel
 
 Layout = Literal["batch", "packed"]
 Precision = Literal["strict", "fast"]
 VERSION = 1
+_PRIVATE = ("precision", "samples", "products", "error", "calibration", "smallest_margin", "forecast", "promise")
 _LARGEST_NUMBER = 2**200  # of any kind; nothing a plan says of a real model comes near
 ENCODED_BITS = 62  # of an encoded input: one word of SEAL's encoder, with a bit to spare
 LARGEST_MESSAGE = 2**31  # bytes of a reply, and of a client's evaluation keys
@@ -82,6 +86,8 @@ class Plan:
     smallest_margin: float
     forecast: Forecast
     model_id: str
+    reliable: ReliableAbove | None = None
+    promise: Deployed | None = None
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -110,6 +116,10 @@ class Plan:
         """Whether no calibration decision lies closer than its error bound."""
         return not self.error.close
 
+    def is_reliable(self, logits: Array) -> BoolArray | None:
+        """Which decisions are reliable by their logits (n, K), (n,); None where the plan has no threshold."""
+        return None if self.reliable is None else is_above(logits, self.reliable.threshold)
+
     @property
     def shift(self) -> Array:
         """What the client takes off every feature before encoding, shape (d,)."""
@@ -130,7 +140,16 @@ class Plan:
     def sha256(self) -> bytes:
         """A hash of everything client and server must agree on; forecasts and counts are not part of it."""
         fields = self.to_dict()
-        for private in ("precision", "samples", "products", "error", "calibration", "smallest_margin", "forecast"):
+        for private in (
+            "precision",
+            "samples",
+            "products",
+            "error",
+            "calibration",
+            "smallest_margin",
+            "forecast",
+            "promise",
+        ):
             del fields[private]
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"quad4fhe-plan-1" + text.encode()).digest()
@@ -184,6 +203,7 @@ def _check_ranges(plan: Plan) -> None:
         ),
         ("number of samples", _in_range(plan.samples, 2**53)),
         ("model id", len(plan.model_id) == 64 and set(plan.model_id) <= set("0123456789abcdef")),
+        ("margin of reliable decisions", plan.reliable is None or (plan.reliable.threshold or 0.0) >= 0),
         ("primes", max(plan.chain.every) < 2**60),
     ):
         if not fine:
@@ -324,6 +344,7 @@ def _made(fit: Fitted, question: Question, choice: Choice, machine: Machine) -> 
             without = bound(choice.circuit, inner).logit
             outliers = float(np.log2(choice.bound.logit / without)) if without > 0 else None
     margins = question.margins
+    promised: Guarantee | None = getattr(fit, "guarantee", None)  # only what `quad4fhe.fit` makes has one
     return Plan(
         version=VERSION,
         layout=choice.layout,
@@ -350,4 +371,6 @@ def _made(fit: Fitted, question: Question, choice: Choice, machine: Machine) -> 
         smallest_margin=float(margins.min()) if margins.size else 0.0,
         forecast=choice.forecast(machine),
         model_id=fit.model.sha256,
+        reliable=reliable_above(promised),
+        promise=deployed(promised, choice.anywhere),
     )

@@ -257,6 +257,7 @@ def _checked(question: Question, exact: Circuit, candidate: _Candidate, scales: 
         products=products,
         error=judged.error,
         missed=judged.missed,
+        anywhere=judged.anywhere,
         forecast=forecast,
     )
     return choice, judged.over if question.points is None else 1.0

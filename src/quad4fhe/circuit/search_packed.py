@@ -149,6 +149,7 @@ def _packed(question: Question, slot_bound: float, made: Chain, packing: Packing
         products=(1.0, 1.0, 0.0),
         error=judged.error,
         missed=judged.missed,
+        anywhere=judged.anywhere,
         forecast=lambda machine: packed_forecast(made, question.samples, packing, machine),
     )
 

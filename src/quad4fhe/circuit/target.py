@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -167,6 +167,7 @@ class Choice:
     products: tuple[float, float, float]
     error: ErrorForecast
     missed: bool
+    anywhere: Callable[[], float]
     forecast: Callable[[Machine], Forecast]
 
     @cached_property
@@ -182,11 +183,15 @@ def allowed_unseen(question: Question) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """The error of a circuit that runs, whether it misses the target, and the bound over the typical error."""
+    """The error of a circuit that runs, whether it misses the target, and the bound over the typical error.
+
+    `anywhere` computes what no deciding difference in the box exceeds.
+    """
 
     error: ErrorForecast
     missed: bool
     over: float
+    anywhere: Callable[[], float]
 
 
 def verdict(question: Question, running: Circuit, noise: Noise, decode: float) -> Verdict:
@@ -203,19 +208,25 @@ def verdict(question: Question, running: Circuit, noise: Noise, decode: float) -
     confidence = noise.confidence
     over = limit / (confidence.deviations * typical) if typical > 0 else 1.0
     listed = tuple(np.flatnonzero(close | ~question.certain).tolist())
-    return Verdict(ErrorForecast(typical, limit, changes, listed, source, confidence.failure), missed, over)
+    error = ErrorForecast(typical, limit, changes, listed, source, confidence.failure)
+    return Verdict(error, missed, over, partial(_limit, question, running, noise, decode))
 
 
 _Found = tuple[float, float, float, float, BoolArray]
 
 
-def _over_box(question: Question, running: Circuit, noise: Noise, decode: float) -> _Found:
-    """One bound for all: what rounding did to the circuit anywhere in the box, and the largest noise there."""
+def _limit(question: Question, running: Circuit, noise: Noise, decode: float) -> float:
+    """What rounding did to the circuit anywhere in the box, and the largest noise there."""
     reference, reach = question.reference, question.reach[None]
     same = running is reference  # layout packed rounds at random: that is noise
     moved = 0.0 if same else bound(difference(running, reference), question.box, rounds=1).logit
     moved += float((evaluation_error(running, reach) + evaluation_error(reference, reach)).max())
-    limit = question.sides * (moved + noise.anywhere() + decode) + question.lost
+    return question.sides * (moved + noise.anywhere() + decode) + question.lost
+
+
+def _over_box(question: Question, running: Circuit, noise: Noise, decode: float) -> _Found:
+    """One bound for all."""
+    reference, limit = question.reference, _limit(question, running, noise, decode)
     points = box_points(question.box)
     pair = deciding(running.logits(points))
     shift = between(running.logits(points), pair) - between(reference.logits(points), pair)

@@ -68,7 +68,7 @@ def make_plan(
 
     if samples < 1:
         raise InputError(f"samples is {samples}, wanted at least 1")
-    X_cal = None if calib is None else read_samples(calib, "calibration")[0]
+    X_cal = None if calib is None else fitted.calibration_part(read_samples(calib, "calibration")[0])
     return quad4fhe.plan(
         fitted,
         samples=samples,
@@ -146,6 +146,7 @@ def predict_command(
     from quad4fhe import Fit, read_samples
     from quad4fhe._arrays import samples as checked_samples
     from quad4fhe.he.predict import Prediction, predict_encrypted
+    from quad4fhe.proof.reliable import is_above
 
     if out is not None:
         check_place(out)
@@ -162,7 +163,10 @@ def predict_command(
             made = make_plan(fitted, max(1, len(X)), layout, precision, widen, calib)
             prediction = predict_encrypted(fitted, made, X, clip=clip, progress=progress)
         else:
-            prediction = Prediction(fitted.predict(X), fitted.model.logits(X))
+            logits = fitted.model.logits(X)
+            promised = None if fitted.guarantee is None else fitted.guarantee.reliable
+            reliable = None if promised is None else is_above(logits, promised.threshold)
+            prediction = Prediction(fitted.predict(X), logits, reliable=reliable)
     if out is not None and archive:
         buffer = io.BytesIO()
         np.savez(buffer, X=X, decisions=prediction.decisions, logits=prediction.logits)
@@ -185,12 +189,15 @@ def predict_command(
 
 
 def csv_text(prediction: Prediction) -> str:
-    """Decisions and logits, one sample a line."""
+    """Decisions, logits and where known whether they are reliable, one sample a line."""
     outputs = prediction.logits.shape[1]
     names = ["score"] if outputs == 1 else [f"logit_{c}" for c in range(outputs)]
-    lines = [",".join(["decision", *names])]
-    for decision, logits in zip(prediction.decisions.tolist(), prediction.logits.tolist(), strict=True):
-        lines.append(",".join([str(decision), *(repr(value) for value in logits)]))
+    reliable = prediction.reliable
+    lines = [",".join(["decision", *names, *([] if reliable is None else ["reliable"])])]
+    marks = [[]] * prediction.decisions.size if reliable is None else [[str(int(mark))] for mark in reliable]
+    rows = zip(prediction.decisions.tolist(), prediction.logits.tolist(), marks, strict=True)
+    for decision, logits, mark in rows:
+        lines.append(",".join([str(decision), *(repr(value) for value in logits), *mark]))
     return "\n".join(lines) + "\n"
 
 

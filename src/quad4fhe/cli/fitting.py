@@ -84,14 +84,21 @@ def fit_command(
     target_agreement: Annotated[
         float | None, typer.Option(help="Exit 1, and write nothing, if less than this share is kept.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the polish and the folds.", min=0)] = 2026,
+    seed: Annotated[int, typer.Option(help="Seed of the polish, the folds and the split.", min=0)] = 2026,
     holdout: Annotated[
-        Path | None, typer.Option(help="Rows for a promise about new inputs: never trained on, fitted or chosen by.")
+        str | None,
+        typer.Option(help="Rows for a promise about new inputs: a file, or the share of CALIB to set aside, as 0.1."),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Your word that the ReLU model has not seen the hold-out rows.")
+        bool,
+        typer.Option(
+            "--fresh", help="Your word that the ReLU model has not seen the hold-out rows, or without any, CALIB."
+        ),
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
+    reliable: Annotated[
+        float | None, typer.Option(help="Find the margin above which this share of decisions is kept, such as 0.995.")
+    ] = None,
     engine: EngineOption = None,
     workers: WorkersOption = None,
     memory: Annotated[
@@ -108,7 +115,11 @@ def fit_command(
     beyond one shared quadratic and often keeps more, at the same cost under encryption.
 
     --holdout with --fresh adds a promise about new inputs: at least so many decisions are kept, with the confidence
-    given, overall and by class. It holds only for rows that the ReLU model was not trained on.
+    given, overall and by class. It holds only for rows that the ReLU model was not trained on. --holdout 0.1 sets a
+    tenth of CALIB aside before the fit, by a plain random split; verify finds these rows in CALIB by itself. --fresh
+    alone says that the model was not trained on CALIB: then a hard fit makes a promise without a hold-out.
+    --reliable 0.995 finds on the hold-out the margin above which that share of decisions is kept; `predict` and `query`
+    then say of each decision whether it has it.
 
     Example: quad4fhe fit model.onnx calib.npz -o fit.safetensors --test test.npz
     quad4fhe fit model.npz calib.csv --family auto --target-agreement 0.99
@@ -131,9 +142,10 @@ def fit_command(
             target_agreement=target_agreement,
             seed=seed,
             X_test=test,
-            holdout=holdout,
+            holdout=None if holdout is None else rows_or_share(holdout),
             confidence=confidence,
             fresh=fresh,
+            reliable=reliable,
             engine=engine,
             workers=workers,
             memory=memory,
@@ -260,6 +272,14 @@ def demo(
     say(f"Try it yourself: quad4fhe fit {files['model']} {files['calibration']} --test {files['test']}")
     say(f"             or: quad4fhe predict {files['fit']} {files['test']} --encrypted --widen 0.5 --clip")
     say(f"\nThe page that explains it all is {files['report']}: open it in a browser.")
+
+
+def rows_or_share(text: str) -> Path | float:
+    """What --holdout names: a share such as 0.1, or a file."""
+    try:
+        return float(text)
+    except ValueError:
+        return Path(text)
 
 
 def describe_verified(verified: quad4fhe.Verified) -> list[tuple[str, str]]:

@@ -28,6 +28,9 @@ def report_command(
     fit_file: FitFile,
     calib: CalibFile,
     test: Annotated[Path | None, typer.Option(help="Test data (X, optional y), measured but never fitted.")] = None,
+    holdout: Annotated[
+        Path | None, typer.Option(help="The fit's hold-out rows: count its promise again and show it.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page.")] = Path("report.html"),
     pictures: Annotated[
         Path | None, typer.Option(help="Also write every picture as SVG and PNG into this folder.")
@@ -70,6 +73,7 @@ def report_command(
             X_cal,
             X_test,
             y_test,
+            X_holdout=None if holdout is None else read_samples(holdout, "test")[0],
             classes=_names(classes, calib, test),
             options=Options(ladder=ladder.value, samples=samples, precision=precision.value, widen=widen),
             source=Source(title or fit_file.stem, str(fit_file), str(calib), None if test is None else str(test)),

@@ -16,7 +16,10 @@ from quad4fhe.cli.app import FitFile, JsonFlag, app, at_work, print_json, print_
 from quad4fhe.cli.encrypted import csv_text
 
 if TYPE_CHECKING:
+    from quad4fhe import Plan
+    from quad4fhe._arrays import Array
     from quad4fhe.he.keys import StoredKey
+    from quad4fhe.he.predict import Prediction
     from quad4fhe.scoring.batches import Batch
     from quad4fhe.scoring.run import Problem, Score
 
@@ -152,7 +155,6 @@ def read_folder(folder: Path, data: Path, replies: Path, key: StoredKey, *, out:
     import numpy as np
 
     from quad4fhe import read_samples
-    from quad4fhe.he.predict import Prediction
     from quad4fhe.mlp import decide
     from quad4fhe.scoring.batches import read_replies
     from quad4fhe.scoring.files import appearing
@@ -172,12 +174,15 @@ def read_folder(folder: Path, data: Path, replies: Path, key: StoredKey, *, out:
                 counts.update(decisions.tolist())
             if file is not None:
                 if file.tell() == 0:
-                    file.write(csv_text(Prediction(np.empty(0, np.int64), np.empty((0, batch.outputs)))).encode())
-                file.write(_rows(batch).encode())
+                    file.write(csv_text(_prediction(np.empty((0, batch.outputs)), key.plan)).encode())
+                file.write(_rows(batch, key.plan).encode())
             elif json:
                 missing = [None] * (batch.rows.stop - batch.rows.start)
                 kept["decisions"] += missing if decisions is None else decisions.tolist()
                 kept["logits"] += missing if batch.logits is None else batch.logits.tolist()
+                if key.plan.reliable is not None:
+                    found = None if batch.logits is None else key.plan.is_reliable(batch.logits)
+                    kept.setdefault("reliable", []).extend(missing if found is None else found.tolist())
     if json:
         document: dict[str, Any] = {"samples": len(X), "answered": counts.total()}
         document["missing"] = [vars(problem) for problem in problems]
@@ -192,12 +197,16 @@ def read_folder(folder: Path, data: Path, replies: Path, key: StoredKey, *, out:
         raise typer.Exit(1)
 
 
-def _rows(batch: Batch) -> str:
-    """Lines of CSV, one a sample, with empty cells where there is no reply, so that every row keeps its place."""
+def _prediction(logits: Array, plan: Plan) -> Prediction:
     from quad4fhe.he.predict import Prediction
     from quad4fhe.mlp import decide
 
+    return Prediction(decide(logits), logits, reliable=plan.is_reliable(logits))
+
+
+def _rows(batch: Batch, plan: Plan) -> str:
+    """Lines of CSV, one a sample, with empty cells where there is no reply, so that every row keeps its place."""
     if batch.logits is None:
         count: int = batch.rows.stop - batch.rows.start
-        return ("," * batch.outputs + "\n") * count
-    return csv_text(Prediction(decide(batch.logits), batch.logits)).partition("\n")[2]
+        return ("," * (batch.outputs + (plan.reliable is not None)) + "\n") * count
+    return csv_text(_prediction(batch.logits, plan)).partition("\n")[2]

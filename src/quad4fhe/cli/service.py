@@ -265,7 +265,7 @@ def query_command(
     from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
     from quad4fhe.he import keys
     from quad4fhe.he.canaries import Known
-    from quad4fhe.he.predict import Prediction
+    from quad4fhe.he.predict import Prediction, reliable_line
 
     if out is not None:
         check_place(out)
@@ -285,7 +285,7 @@ def query_command(
     with Reporter() as progress, _remote(url, pinned, stored, model, layout, token_file, ca, patience) as remote:
         found = remote.predict(X, clip=clip, known=pairs, canaries=canaries, concurrency=concurrency, progress=progress)
         plan, trusted = remote.plan, remote.pinned
-    prediction = Prediction(found.decisions, found.logits)
+    prediction = Prediction(found.decisions, found.logits, reliable=found.reliable)
     if out is not None:
         write_text(out, csv_text(prediction))
     if json:
@@ -295,10 +295,11 @@ def query_command(
         }
         print_json(
             {"model": plan.model_id, "layout": plan.layout, "plan": plan.sha256.hex(), "pinned": trusted, **bill}
-            | {"decisions": found.decisions.tolist(), "logits": found.logits.tolist()}
+            | {name: value for name, value in prediction.to_dict().items() if name != "bill"}
         )
         return
     lines = [prediction.summary()[0], ("model", plan.model_id)]
+    lines += [] if found.reliable is None else [reliable_line(found.reliable)]
     lines.append(("how", f"encrypted with CKKS, layout {plan.layout}, ring N = {plan.chain.ring}"))
     if found.clipped:
         lines.append(

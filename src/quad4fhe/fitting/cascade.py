@@ -36,8 +36,11 @@ from quad4fhe.fitting.run import Run, Solution
 from quad4fhe.fitting.sharded import LiftShards
 from quad4fhe.lift import refuse_empty, shard_rows
 from quad4fhe.mlp import MLP
+from quad4fhe.proof.compression import find_support
 from quad4fhe.proof.guarantee import delta_of
-from quad4fhe.proof.holdout import hold_out, refuse_seen
+from quad4fhe.proof.holdout import compressed, hold_out, refuse_seen
+from quad4fhe.proof.reliable import check_level
+from quad4fhe.proof.split import Split, split_of, split_rows
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
 from quad4fhe.shards import Shards, engine_for, memory_bytes
@@ -61,9 +64,10 @@ def fit(
     polish: bool = True,
     seed: int = 2026,
     X_test: Given | None = None,
-    holdout: Given | None = None,
+    holdout: Given | float | None = None,
     confidence: float = 0.95,
     fresh: bool = False,
+    reliable: float | None = None,
     memory_budget: int = MEMORY_BUDGET,
     engine: str | Engine | None = None,
     workers: int | None = None,
@@ -101,16 +105,21 @@ def fit(
     polish
         Let a soft fit trade hinge loss for kept decisions; False gives the paper's own.
     seed
-        Seed of the polish and of the folds of the cross-validation.
+        Seed of the polish, of the folds of the cross-validation and of the split of a hold-out.
     X_test
         Samples that are only measured, never fitted; anything that X_cal may be.
     holdout
-        Rows for a promise about new inputs (`Fit.guarantee`); anything that X_cal may be.
+        Rows for a promise about new inputs (`Fit.guarantee`); anything that X_cal may be, or the share of X_cal that
+        is set aside for it before the fit, by a plain random split.
     confidence
         Confidence of that promise.
     fresh
         Your word that the ReLU model was not trained on the `holdout` rows and that nothing was chosen by them;
-        without it there is no promise.
+        without it there is no promise. Without a hold-out it says this of X_cal, and a hard fit promises what the few
+        rows that determine it allow.
+    reliable
+        A share such as 0.995: find on the hold-out the smallest margin above which at least this share of decisions is
+        kept, with the confidence. `Fit.is_reliable` tells which decisions have it.
     memory_budget
         Bytes for the one copy of pre-activations that the other families keep; beyond it they are computed again at
         every pass, more slowly.
@@ -134,7 +143,8 @@ def fit(
     rows = rows_of("X_cal", X_cal, mlp.features, "calibration", limit)
     refuse_empty("X_cal", rows.shape[0])
     test = None if X_test is None else rows_of("X_test", X_test, mlp.features, "test", limit)
-    held_out = None if holdout is None else _held_out(mlp, rows, holdout, confidence, fresh, limit)
+    rows, held_out, split = _held_out(mlp, rows, holdout, seed, limit)
+    _check_promise(held_out, confidence, fresh, reliable)
     held = held_bytes(rows, X_cal) + (0 if test is None else held_bytes(test, X_test))
     kept = store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
     progress("lift", 0, 0)
@@ -155,7 +165,14 @@ def fit(
             taken = beyond.replace(run, taken, family, learn, target_agreement, budget)
         fitted = _result(run, solution, taken, test)
         if held_out is not None:
-            fitted = replace(fitted, guarantee=hold_out(mlp, fitted.model, held_out, confidence))
+            fitted = replace(
+                fitted,
+                guarantee=hold_out(
+                    mlp, fitted.model, held_out, confidence, split, level=reliable, margins=fitted.margins
+                ),
+            )
+        elif fresh:
+            fitted = _compressed(fitted, rows, confidence)
     reached = fitted.diagnostics.calibration.agreement
     if target_agreement is not None and reached < target_agreement:
         auto = "lower the target, or use more representative calibration data"
@@ -166,17 +183,44 @@ def fit(
     return fitted
 
 
-def _held_out(mlp: MLP, rows: Rows, holdout: Given, confidence: float, fresh: bool, memory: int | None) -> Rows:
-    """The rows of a promise, refused where they can't make one."""
+def _held_out(
+    mlp: MLP, rows: Rows, holdout: Given | float | None, seed: int, memory: int | None
+) -> tuple[Rows, Rows | None, Split | None]:
+    """The rows to fit, those of a promise, and how these were set aside."""
+    if holdout is None:
+        return rows, None, None
+    if isinstance(holdout, float):
+        split = split_of(rows.shape[0], holdout, seed)
+        return *split_rows(rows, split), split
+    found = rows_of("X_holdout", holdout, mlp.features, "test", memory)
+    refuse_seen(found, rows)
+    return rows, found, None
+
+
+def _compressed(fitted: Fit, rows: Rows, confidence: float) -> Fit:
+    """The fit with a promise by the few rows that determine it, or with a remark that there is none."""
+    support = None
+    if fitted.regime.kind == "hard":
+        support = find_support(fitted.mlp, fitted.model, rows, fitted.margins, fitted.threshold)
+    if support is None:
+        fitted.diagnostics.notes.append(notes.NO_PROMISE)
+        return fitted
+    return replace(fitted, guarantee=compressed(rows.shape[0], support, confidence))
+
+
+def _check_promise(held_out: Rows | None, confidence: float, fresh: bool, reliable: float | None) -> None:
     delta_of(confidence)
-    if not fresh:
+    if held_out is not None and not fresh:
         raise InputError(
             "hold-out rows promise something only if the ReLU model was not trained on them and nothing was chosen by "
             "them; say so with fresh=True, or leave them out"
         )
-    found = rows_of("X_holdout", holdout, mlp.features, "test", memory)
-    refuse_seen(found, rows)
-    return found
+    if reliable is not None:
+        check_level(reliable)
+        if held_out is None:
+            raise InputError(
+                "reliable decisions are found on a hold-out; add holdout=0.1, or rows of their own, and fresh=True"
+            )
 
 
 def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: Any, seed: Any) -> None:

@@ -33,6 +33,7 @@ SOME_ROWS = "families were judged and fitted on {} of {} rows, and measured on a
 TARGET_DOUBTFUL = (
     "the target is reached on the calibration set, but {:.2f}% is the cross-validated estimate for new data"
 )
+NO_PROMISE = "no promise about new inputs: without a hold-out only a hard fit that a few rows determine makes one"
 
 _NUMBER = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?"
 _KNOWN = re.compile(

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from quad4fhe._arrays import Array, IntArray
+from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe._files import check_place, one_line, opened, write_atomically
 from quad4fhe._rows import Rows, as_rows
 from quad4fhe.certificate import Certificate
@@ -30,6 +30,8 @@ from quad4fhe.fitting.trace import FamilyName
 from quad4fhe.fitting.words import certified_lines, kept, own_lines, verdict
 from quad4fhe.mlp import MLP
 from quad4fhe.proof.holdout import Guarantee
+from quad4fhe.proof.reliable import is_above
+from quad4fhe.proof.split import calibration_part
 from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
 from quad4fhe.shards import SHARD_ROWS, Shard, Shards
@@ -112,6 +114,19 @@ class Fit:
     def predict(self, X: ArrayLike) -> IntArray:
         """The polynomial model's decisions (n,)."""
         return self.model.decide(X)
+
+    def is_reliable(self, X: ArrayLike) -> BoolArray:
+        """Which decisions on X have the margin above which the fit calls them reliable, (n,)."""
+        found = None if self.guarantee is None else self.guarantee.reliable
+        if found is None:
+            raise InputError("this fit names no margin of reliable decisions; fit with holdout=, fresh= and reliable=")
+        return is_above(self.model.logits(X), found.threshold)
+
+    def calibration_part(self, X: ArrayLike) -> Array:
+        """The calibration rows among X, which may be all the rows that a hold-out was set aside from."""
+        split = None if self.guarantee is None else self.guarantee.split
+        rows = calibration_part(split, as_rows("X_cal", X, self.mlp.features))
+        return np.asarray(rows.part(0, rows.shape[0]))
 
     def agreement(self, X: ArrayLike | Rows) -> KeptShare:
         """The share of the ReLU model's decisions that is kept on X, in exact arithmetic: a float with its counts."""

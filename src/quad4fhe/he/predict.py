@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from quad4fhe._arrays import Array, IntArray, samples
+from quad4fhe._arrays import Array, BoolArray, IntArray, samples
 from quad4fhe._progress import Progress, silent
 from quad4fhe._threads import few_threads
 from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
@@ -47,16 +47,20 @@ class Bill:
 class Prediction:
     """Decisions (n,) and logits (n, K); with the bill where they were computed under encryption.
 
+    `reliable` (n,) says which decisions have the margin that the fit calls reliable; None where it names none.
+
     Under encryption the logits of several classes come without their mean over the classes, which no decision needs.
     """
 
     decisions: IntArray
     logits: Array
     bill: Bill | None = None
+    reliable: BoolArray | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain literals, ready for JSON."""
         document: dict[str, Any] = {"decisions": self.decisions.tolist(), "logits": self.logits.tolist()}
+        document["reliable"] = None if self.reliable is None else self.reliable.tolist()
         return document | {"bill": None if self.bill is None else dict(vars(self.bill))}
 
     def summary(self) -> list[tuple[str, str]]:
@@ -64,6 +68,8 @@ class Prediction:
         counts = np.bincount(self.decisions, minlength=2)
         shown = ", ".join(f"class {c}: {n}" for c, n in enumerate(counts.tolist()) if n)
         lines = [("decisions", f"{self.decisions.size} samples; {shown}" if shown else "no samples")]
+        if self.reliable is not None:
+            lines.append(reliable_line(self.reliable))
         bill = self.bill
         if bill is None:
             return [*lines, ("how", "in the clear; add --encrypted for the real thing")]
@@ -120,7 +126,15 @@ def predict_encrypted(
         changed=int(np.count_nonzero(decisions != fit.model.decide(inside))),
         changed_as_given=int(np.count_nonzero(decisions != _in_the_clear(fit, checked))),
     )
-    return Prediction(decisions, logits, bill)
+    return Prediction(decisions, logits, bill, plan.is_reliable(logits))
+
+
+def reliable_line(reliable: BoolArray) -> tuple[str, str]:
+    """How many decisions are reliable, in words."""
+    return (
+        "reliable",
+        f"{int(np.count_nonzero(reliable))} of {reliable.size} decisions have the margin that the fit asks for",
+    )
 
 
 def _in_the_clear(fit: Fitted, X: Array) -> IntArray:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quad4fhe._arrays import Array, IntArray
+from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.circuit.domain import check_inside
 from quad4fhe.circuit.fold import fold
 from quad4fhe.circuit.plan import Fitted, Plan, reply_bound, require_model
@@ -139,6 +139,10 @@ class Client:
     def decide(self, replies: Reply | Iterable[Reply]) -> IntArray:
         """Decisions (n,) from the replies, in order."""
         return decide(self.decrypt(replies))
+
+    def is_reliable(self, logits: Array) -> BoolArray | None:
+        """Which decisions from decrypted logits (n, K) are reliable; None where the plan has no threshold."""
+        return self.plan.is_reliable(logits)
 
     def _one(self, reply: Reply) -> Array:
         header, plan = reply.header, self.plan

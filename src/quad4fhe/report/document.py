@@ -96,6 +96,7 @@ def report(
     X_test: ArrayLike | None = None,
     y_test: ArrayLike | None = None,
     *,
+    X_holdout: ArrayLike | None = None,
     classes: Sequence[str] | None = None,
     options: Options | None = None,
     source: Source | None = None,
@@ -115,6 +116,9 @@ def report(
         Samples that the fit has not seen.
     y_test
         Class ids or names of the test samples; they add accuracies.
+    X_holdout
+        The rows of the fit's promise about new inputs, for the page to show it. They are also found in X_cal where that
+        is all the rows that they were set aside from.
     classes
         Names of the classes.
     options
@@ -125,7 +129,7 @@ def report(
         Progress callback (what, done, total).
     """
     require_matplotlib()
-    found = find(fit, X_cal, X_test, y_test, classes=classes, options=options, progress=progress)
+    found = find(fit, X_cal, X_test, y_test, X_holdout=X_holdout, classes=classes, options=options, progress=progress)
     progress("pictures", 0, 0)
     return Report(found, source or Source())
 

@@ -7,7 +7,7 @@ written. Words and pictures are left to `page` and `pictures`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
@@ -75,6 +75,7 @@ def find(
     X_test: ArrayLike | None = None,
     y_test: ArrayLike | None = None,
     *,
+    X_holdout: ArrayLike | None = None,
     classes: Sequence[str] | None = None,
     options: Options | None = None,
     progress: Progress = silent,
@@ -93,7 +94,8 @@ def find(
         raise InputError("X_test has no rows; leave it out, or pass at least one test sample")
     labels = None if unseen is None or y_test is None else _ids(y_test, len(unseen), names)
 
-    verified = verify(fit, None, X, _staged("certificate", progress))
+    verified = verify(fit, None, X, _staged("certificate", progress), X_holdout=X_holdout)
+    X = fit.calibration_part(X)
     progress("decisions of both models", 0, 0)
     calibration = measure(fit, X, "X_cal", progress=progress)
     test = None if unseen is None else measure(fit, unseen, "X_test", labels, progress)
@@ -104,7 +106,8 @@ def find(
     seen = preactivations(fit.mlp, X, progress)
     tested = None if test is None else test.agreement
     rungs = climb(fit, calibration.agreement, tested, X, unseen, options.ladder, progress)
-    plans = _plans(fit, X, options, progress)
+    # A promise that was not counted again here must not stand on the page, in a plan neither.
+    plans = _plans(replace(fit, guarantee=verified.guarantee), X, options, progress)
     return Findings(
         fit=fit,
         verified=verified,

@@ -50,6 +50,7 @@ def page(found: Findings, shown: list[Picture], source: Source) -> str:
                 sections.decisions(found, shown),
                 sections.activation(found, shown),
                 sections.by_class(found, shown),
+                sections.promise(found, shown),
                 sections.closest(found),
                 costs.ladder(found, source),
                 costs.encryption(found, source),

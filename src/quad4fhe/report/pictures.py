@@ -11,6 +11,8 @@ import numpy as np
 
 from quad4fhe.fitting.diagnostics import Agreement
 from quad4fhe.fitting.words import percent
+from quad4fhe.proof.holdout import Guarantee
+from quad4fhe.proof.reliable import Reliable
 from quad4fhe.report.drawing import Palette, Picture
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.ink import apart, asinh_axis, crosses, dots, legend, number, short
@@ -31,6 +33,8 @@ def pictures(found: Findings) -> list[Picture]:
     shown.append(_activation(found))
     if found.calibration.agreement.mismatches or (found.test is not None and found.test.agreement.mismatches):
         shown.append(_by_class(found))
+    if found.verified.guarantee is not None and found.verified.guarantee.reliable is not None:
+        shown.append(_coverage(found.verified.guarantee, found.verified.guarantee.reliable))
     return shown
 
 
@@ -156,6 +160,41 @@ def _activation(found: Findings) -> Picture:
 
     head = ("u", "ReLU", "replacement", "pre-activations below u")
     return Picture("activation", "The polynomial over ReLU", alt, caption, draw, head, rows, height=330)
+
+
+def _coverage(made: Guarantee, reliable: Reliable) -> Picture:
+    steps = [(threshold, accepted, lost) for threshold, accepted, lost in reliable.curve if accepted]
+    covered = np.array([accepted / made.samples for _, accepted, _ in steps])
+    kept = np.array([1 - lost / accepted for _, accepted, lost in steps])
+    taken = (
+        None if reliable.threshold is None else (reliable.accepted / made.samples, reliable.lost / reliable.accepted)
+    )
+    chosen = "no margin passes the test" if taken is None else f"the margin taken covers {percent(taken[0])}"
+    alt = (
+        f"Share of hold-out decisions kept against the share that is accepted, for margins from the strictest to none; "
+        f"all of them: {percent(float(kept[-1]))} kept; {chosen}."
+    )
+    caption = (
+        f"Accept only decisions with at least some margin: how many of the {made.samples:,} hold-out rows that covers, "
+        f"and how many of them are kept. Asked for: {percent(reliable.level)} with confidence "
+        f"{percent(made.confidence)}; {chosen}."
+    )
+    places = np.unique(np.linspace(0, len(steps) - 1, 11).astype(int))
+    rows = [(number(steps[i][0]), percent(float(covered[i])), percent(float(kept[i]))) for i in places]
+
+    def draw(figure: Any, colours: Palette) -> None:
+        axes = figure.subplots()
+        axes.plot(100 * covered, 100 * kept, "-", color=colours["blue"], linewidth=1.8, label="hold-out rows")
+        axes.axhline(100 * reliable.level, color=colours["muted"], linewidth=1.0, linestyle="--", label="asked for")
+        if taken is not None:
+            axes.plot([100 * taken[0]], [100 * (1 - taken[1])], "o", color=colours["orange"], label="margin taken")
+        axes.set_xlabel("accepted, %")
+        axes.set_ylabel("kept of them, %")
+        axes.set_xlim(0, 100)
+        legend(axes)
+
+    head = ("margin", "accepted", "kept of them")
+    return Picture("coverage", "Decisions one may rely on", alt, caption, draw, head, rows, height=300)
 
 
 def _by_class(found: Findings) -> Picture:

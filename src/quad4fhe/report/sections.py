@@ -64,6 +64,15 @@ def activation(found: Findings, shown: list[Picture]) -> Markup:
     return element("section", *parts, id="polynomial")
 
 
+def promise(found: Findings, shown: list[Picture]) -> Markup:
+    """What is promised about new inputs, as it was computed again for the page; nothing where it was not."""
+    made = found.verified.guarantee
+    if made is None:
+        return Markup("")
+    parts = [element("h2", "New inputs"), _figures(shown, ("coverage",), pairs(made.lines()))]
+    return element("section", *parts, id="promise")
+
+
 def by_class(found: Findings, shown: list[Picture]) -> Markup:
     """Agreement by class, and which decisions turn into which."""
     calibration, test = found.calibration.by_class(), None if found.test is None else found.test.by_class()

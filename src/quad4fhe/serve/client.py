@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from quad4fhe._arrays import Array, IntArray, samples, tensor
+from quad4fhe._arrays import Array, BoolArray, IntArray, samples, tensor
 from quad4fhe._files import one_line
 from quad4fhe._progress import Progress, silent
 from quad4fhe.circuit.domain import check_inside
@@ -44,6 +44,7 @@ class Answers:
     """Decisions (n,) and logits (n, K) from a server, and what they took. For K >= 2 logits come without their mean.
 
     `clipped` samples were moved to the edge of the box before they were decided; `canaries` were in each request.
+    `reliable` (n,) says which decisions have the margin that the plan calls reliable; None where it names none.
     """
 
     decisions: IntArray
@@ -55,6 +56,7 @@ class Answers:
     clipped: int
     canaries: int
     seconds: float
+    reliable: BoolArray | None = None
 
 
 class Remote:
@@ -179,6 +181,7 @@ class Remote:
             clipped=int(np.count_nonzero(np.any(inside != checked, axis=1))),
             canaries=canaries,
             seconds=time.monotonic() - started,
+            reliable=plan.is_reliable(logits),
         )
 
     def _mixture(self, inside: Array, known: Known | None, canaries: int) -> Mixture | None:

@@ -1,0 +1,255 @@
+"""How often promises about new inputs are broken, on real data, and how far they lie from the truth.
+
+Rows that neither the ReLU model nor the fit has seen stand for the distribution of inputs: a hold-out is drawn of them
+independently (with replacement, which is what the theorems are about), and the truth is the share over all of them.
+`rest` draws without replacement instead and takes the rows that are left for the truth. Every setting has 1,000 draws
+at confidence 0.9 and 0.99; broken promises may be at most 1 - confidence plus three standard errors. The hostile
+settings violate a condition on purpose, and are meant to break it.
+
+    python benchmarks/promise.py --out benchmarks/promise.json [--case digits]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from machine import describe
+from quad4fhe import MLP, Fit, fit
+from quad4fhe.fitting.pool import stratified_rows
+from quad4fhe.proof.guarantee import by_class, compression_bound, delta_of, lost_share_bound
+from quad4fhe.proof.reliable import curve, walk
+
+DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+DRAWS = 1000
+CONFIDENCES = (0.9, 0.99)
+Case = tuple[MLP, Any, Any]  # the model, rows it was trained on, rows that it has not seen
+
+
+def trained(name: str) -> Case:
+    """A model of the data folder, calibrated on its training rows."""
+    with np.load(DATA / "models" / f"{name}.npz") as z:
+        return MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"].astype(float), z["X_test"].astype(float)
+
+
+def small(name: str, rows: int, units: int = 64, seed: int = 0) -> Case:
+    """A model of one's own, trained on `rows` random rows of a data set; at most 10,000 others stay unseen."""
+    from sklearn.neural_network import MLPClassifier
+
+    with np.load(DATA / f"{name}.npz") as z:
+        X, y = z["X"].astype(float), z["y"]
+    order = np.random.default_rng(seed).permutation(len(X))
+    train, rest = order[:rows], order[rows : rows + 10_000]
+    spread = X[train].std(axis=0)
+    Z = (X - X[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = MLPClassifier((units,), max_iter=60, random_state=seed).fit(Z[train], y[train])
+    return MLP.from_sklearn(network), Z[train], Z[rest]
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "breast_cancer": lambda: small("breast_cancer", 114),
+    "digits": lambda: small("digits", 600),
+    "diabetes": lambda: trained("diabetes"),
+    "shuttle": lambda: trained("shuttle"),
+    "sst5": lambda: trained("sst5"),
+    "mnist": lambda: small("mnist", 5000),
+    "otto": lambda: trained("otto"),
+}
+
+
+class Population:
+    """Unseen rows under one fit: the class the ReLU model decides, whether it is kept, and the replacement's margin."""
+
+    def __init__(self, found: Fit, X: Any) -> None:
+        self.target = found.mlp.decide(X)
+        self.kept = self.target == found.predict(X)
+        logits = found.model.logits(X)
+        ordered = np.sort(logits, axis=1)
+        self.gap = np.abs(logits[:, 0]) if logits.shape[1] == 1 else ordered[:, -1] - ordered[:, -2]
+        self.classes = found.mlp.classes
+
+    def by_class(self, at: Any) -> tuple[Any, Any]:
+        """How many of the rows `at` are of each class, and how many of these are lost."""
+        target, kept = self.target[at], self.kept[at]
+        n = np.bincount(target, minlength=self.classes)
+        return n, np.bincount(target[~kept], minlength=self.classes)
+
+
+def judged(broken: int, draws: int, confidence: float, gaps: list[float], **more: Any) -> dict[str, Any]:
+    """A setting's figures; `gaps` are truth minus promise."""
+    delta = 1 - confidence
+    allowed = delta + 3 * (delta * (1 - delta) / draws) ** 0.5
+    share = broken / draws
+    tight = {"truth_minus_promise": round(float(np.median(gaps)), 5)} if gaps else {}
+    return {"broken": share, "allowed": round(allowed, 5), "fine": share <= allowed, "draws": draws, **tight, **more}
+
+
+def hold_outs(rows: Population, size: int, confidence: float, rng: Any) -> dict[str, Any]:
+    """Statements overall and by class from hold-outs of this size."""
+    delta, n = delta_of(confidence), len(rows.kept)
+    truth = float(rows.kept.mean())
+    total, lost = rows.by_class(slice(None))
+    true_by_class = 1 - lost / np.maximum(total, 1)
+    broken = {"overall": 0, "rest": 0, "by_class": 0}
+    gaps: dict[str, list[float]] = {"overall": [], "rest": [], "by_class": []}
+    for _ in range(DRAWS):
+        at = rng.integers(0, n, size)
+        promise = 1 - float(lost_share_bound(size, int(np.count_nonzero(~rows.kept[at])), delta))
+        broken["overall"] += promise > truth
+        gaps["overall"].append(truth - promise)
+        counts = list(zip(*(part.tolist() for part in rows.by_class(at)), strict=True))
+        each = 1 - np.array([float(bound) for bound in by_class(counts, delta)])
+        seen = np.array([count > 0 for count, _ in counts])
+        broken["by_class"] += bool((each[seen] > true_by_class[seen]).any())
+        gaps["by_class"].append(float((true_by_class - each)[seen].mean()))
+        order = rng.permutation(n)
+        drawn, rest = order[:size], order[size:]
+        promise = 1 - float(lost_share_bound(size, int(np.count_nonzero(~rows.kept[drawn])), delta))
+        true_rest = float(rows.kept[rest].mean())
+        broken["rest"] += promise > true_rest
+        gaps["rest"].append(true_rest - promise)
+    return {name: judged(broken[name], DRAWS, confidence, gaps[name]) for name in broken}
+
+
+def reliable(found: Fit, rows: Population, size: int, confidence: float, level: float, rng: Any) -> dict[str, Any]:
+    """The margin of reliable decisions from hold-outs of this size."""
+    broken, named, covered, gaps = 0, 0, [], []
+    for _ in range(DRAWS):
+        at = rng.integers(0, len(rows.kept), size)
+        said = walk(curve(found.margins, rows.gap[at], rows.kept[at]), size, level, confidence)
+        if said.threshold is None:
+            continue
+        named += 1
+        above = rows.gap >= said.threshold
+        truth = float(rows.kept[above].mean()) if above.any() else 1.0
+        broken += truth < level
+        covered.append(float(above.mean()))
+        gaps.append(truth - level)
+    median = round(float(np.median(covered)), 4) if covered else None
+    return judged(broken, DRAWS, confidence, gaps, level=level, named=named / DRAWS, coverage=median)
+
+
+def run_case(name: str, family: Any) -> dict[str, Any]:
+    """Everything about one model."""
+    mlp, X_cal, X = CASES[name]()
+    start = time.perf_counter()
+    found = fit(mlp, X_cal, family=family)
+    rows, rng = Population(found, X), np.random.default_rng(2026)
+    size = min(1000, len(X) // 4)
+    out: dict[str, Any] = {
+        "family": found.family, "regime": str(found.regime), "calibration": len(X_cal), "unseen": len(X),
+        "hold_out": size, "agreement": round(float(rows.kept.mean()), 5), "fit_seconds": time.perf_counter() - start,
+    }  # fmt: skip
+    level = 0.99 if float(rows.kept.mean()) > 0.9 else 0.95
+    for confidence in CONFIDENCES:
+        part = hold_outs(rows, size, confidence, rng)
+        part["reliable"] = reliable(found, rows, size, confidence, level, rng)
+        out[f"confidence {confidence}"] = part
+    out["table"] = table(found, rows, rng)
+    return out
+
+
+def table(found: Fit, rows: Population, rng: Any) -> list[dict[str, Any]]:
+    """Coverage beside plain agreement: the margin from one random half of the unseen rows, judged on the other."""
+    order = rng.permutation(len(rows.kept))
+    half, other = order[: len(order) // 2], order[len(order) // 2 :]
+    listed = []
+    for level in (0.99, 0.995):
+        said = walk(curve(found.margins, rows.gap[half], rows.kept[half]), len(half), level, 0.95)
+        above = np.zeros(len(other), bool) if said.threshold is None else rows.gap[other] >= said.threshold
+        kept = float(rows.kept[other][above].mean()) if above.any() else None
+        listed.append(
+            {"level": level, "plain": float(rows.kept[other].mean()), "coverage": float(above.mean()), "kept": kept}
+        )
+    return listed
+
+
+def run_compression() -> dict[str, Any]:
+    """Hard fits of a breast-cancer model to rows it was not trained on; hostile: to rows it was trained on."""
+    mlp, X_train, X = small("breast_cancer", 114, seed=1)
+    return {
+        "fresh rows": compressions(mlp, X, X, 150),
+        "hostile: training rows": compressions(mlp, X_train, X, 150),
+    }
+
+
+def compressions(mlp: MLP, source: Any, X: Any, size: int) -> dict[str, Any]:
+    """Promises from `size` rows drawn from `source`, judged on X; a draw without a promise breaks none."""
+    rng, relu = np.random.default_rng(2026), mlp.decide(X)
+    supports, made = [], []
+    for _ in range(DRAWS):
+        found = fit(mlp, source[rng.integers(0, len(source), size)], fresh=True)
+        if found.guarantee is not None:
+            supports.append(len(found.guarantee.support))
+            made.append(float(np.mean(found.predict(X) == relu)))
+    out: dict[str, Any] = {"unseen": len(X), "calibration": size, "made": len(made)}
+    out["support"] = {str(k): supports.count(k) for k in sorted(set(supports))}
+    for confidence in CONFIDENCES:
+        bounds = {k: 1 - float(compression_bound(size, k, delta_of(confidence))) for k in set(supports)}
+        gaps = [truth - bounds[k] for truth, k in zip(made, supports, strict=True)]
+        out[f"confidence {confidence}"] = judged(sum(gap < 0 for gap in gaps), DRAWS, confidence, gaps)
+    return out
+
+
+def run_hostile() -> dict[str, Any]:
+    """Otto with a condition violated: calibration rows as hold-out, and a hold-out that also chose the fit."""
+    mlp, X_cal, X = trained("otto")
+    rng, size, confidence = np.random.default_rng(2026), 300, 0.9
+    delta = delta_of(confidence)
+    fits = [fit(mlp, X_cal[stratified_rows(mlp.decide(X_cal), 495, seed)], seed=seed) for seed in range(24)]
+    pool = X_cal[stratified_rows(mlp.decide(X_cal), 495, 0)]
+    head = fit(mlp, pool, family="head")
+    population, seen = Population(head, X), Population(head, pool)
+    truth, broken, gaps = float(population.kept.mean()), 0, []
+    for _ in range(DRAWS):
+        at = rng.integers(0, len(pool), size)
+        promise = 1 - float(lost_share_bound(size, int(np.count_nonzero(~seen.kept[at])), delta))
+        broken += promise > truth
+        gaps.append(truth - promise)
+    out = {"calibration rows as hold-out (head, 495 rows)": judged(broken, DRAWS, confidence, gaps, truth=truth)}
+    rows = [Population(found, X) for found in fits]
+    shares = [float(each.kept.mean()) for each in rows]
+    for name in ("chosen by the hold-out among 24", "the first of 24, not chosen"):
+        broken, gaps = 0, []
+        for _ in range(DRAWS):
+            at = rng.integers(0, len(X), size)
+            lost = [int(np.count_nonzero(~each.kept[at])) for each in rows]
+            best = int(np.argmin(lost)) if name.startswith("chosen") else 0
+            promise = 1 - float(lost_share_bound(size, lost[best], delta))
+            broken += promise > shares[best]
+            gaps.append(shares[best] - promise)
+        out[name] = judged(broken, DRAWS, confidence, gaps)
+    return out
+
+
+def main() -> None:
+    """Run the cases that were asked for; each is written when it is done."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "promise.json")
+    parser.add_argument("--case", choices=[*CASES, "compression", "hostile"], action="append")
+    parser.add_argument("--family", default="shared")
+    options = parser.parse_args()
+    for name in options.case or [*CASES, "compression", "hostile"]:
+        start = time.perf_counter()
+        made = {"compression": run_compression, "hostile": run_hostile}.get(name)
+        result = run_case(name, options.family) if made is None else made()
+        result["seconds"] = round(time.perf_counter() - start, 1)
+        document = json.loads(options.out.read_text()) if options.out.exists() else {}
+        key = name if made is not None or options.family == "shared" else f"{name} ({options.family})"
+        document = {"machine": describe(), **{k: v for k, v in document.items() if k != "machine"}, key: result}
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        print(json.dumps({key: result}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""Reliable decisions: the walk by brute force, its promise by simulation, what clients are told, and no forgeries."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from cases import PAIRS, PAIRS_X
+from forging import changed, opened, sealed
+from quad4fhe import CertificateError, Fit, InputError, describe, fit, plan, verify
+from quad4fhe.circuit.forecast import REFERENCE
+from quad4fhe.circuit.plan import Plan
+from quad4fhe.circuit.promise import deployed
+from quad4fhe.cli import main
+from quad4fhe.he.predict import predict_encrypted
+from quad4fhe.proof.guarantee import lost_share_bound
+from quad4fhe.proof.holdout import CLOSE
+from quad4fhe.proof.reliable import curve, is_above, rounded, thresholds, walk
+from serving import RunningServer
+
+HELD = np.random.default_rng(12).normal(size=(4000, 3))
+
+
+@cache
+def made() -> Fit:
+    return fit(PAIRS.mlp, PAIRS_X, holdout=HELD, fresh=True, reliable=0.95)
+
+
+def gaps(logits: Any) -> Any:
+    ordered = np.sort(logits, axis=1)
+    return ordered[:, -1] - ordered[:, -2]
+
+
+def test_the_threshold_is_what_the_walk_by_brute_force_gives() -> None:
+    found = made()
+    assert found.guarantee is not None
+    said = found.guarantee.reliable
+    assert said is not None
+    kept, gap = found.mlp.decide(HELD) == found.predict(HELD), gaps(found.model.logits(HELD))
+    ordered = np.sort(found.margins)
+    ladder = [*(ordered[len(ordered) * q // 100] for q in range(99, 0, -1)), 0.0]
+    needed = 2 * np.log(0.05) / np.log(0.95)
+    first = next(j for j in range(100) if 4000 * (j + 1) / 100 >= needed)
+    last = None
+    for threshold in ladder[first:]:
+        above = gap >= threshold
+        if binom.cdf(np.sum(above & ~kept), np.sum(above), 0.05) > 0.05:
+            break
+        last = (threshold, int(np.sum(above)), int(np.sum(above & ~kept)))
+    assert last is not None
+    assert (said.accepted, said.lost) == last[1:]
+    assert said.threshold == pytest.approx(last[0], rel=2e-6)
+    assert 0 < said.accepted < 4000
+    assert np.array_equal(found.is_reliable(HELD), gap >= said.threshold)
+    assert "margin of" in dict(found.summary())["reliable"]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
+def test_thresholds_fall_and_end_with_everything(margins: list[float]) -> None:
+    found = thresholds(np.array(margins))
+    assert len(found) == 100
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == 0
+    assert all(value == 0 or value >= min(margins) for value in found)
+
+
+@given(st.floats(0, 1e300), st.booleans())
+def test_rounding_goes_the_way_it_says(value: float, up: bool) -> None:
+    near = rounded(value, up=up)
+    assert near >= value if up else near <= value
+    assert near == pytest.approx(value, rel=2e-6)
+
+
+def test_few_rows_name_no_margin() -> None:
+    said = fit(PAIRS.mlp, PAIRS_X, holdout=HELD[:30], fresh=True, reliable=0.995)
+    assert said.guarantee is not None
+    assert said.guarantee.reliable is not None
+    assert said.guarantee.reliable.threshold is None
+    assert not said.is_reliable(HELD).any()
+    assert "no margin" in dict(said.summary())["reliable"]
+
+
+def test_the_promise_of_reliable_decisions_is_kept_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(4)
+    population = rng.normal(size=(200_000, 3))
+    kept, gap = PAIRS.mlp.decide(population) == PAIRS.predict(population), gaps(PAIRS.model.logits(population))
+    margins, broken, named, draws = PAIRS.margins, 0, 0, 1500
+    for _ in range(draws):
+        at = rng.integers(0, len(population), 800)
+        found = walk(curve(margins, gap[at], kept[at]), 800, 0.9, 0.9)
+        if found.threshold is not None:
+            named += 1
+            broken += bool(kept[gap >= found.threshold].mean() < 0.9)
+    assert named > draws / 2
+    assert broken / draws <= 0.1 + 3 * (0.1 * 0.9 / draws) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"reliable": 1.0, "holdout": HELD, "fresh": True}, "reliable is 1.0"),
+        ({"reliable": 0.99}, "found on a hold-out"),
+        ({"reliable": 0.99, "fresh": True}, "found on a hold-out"),
+    ],
+)
+def test_a_level_without_ground_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        fit(PAIRS.mlp, PAIRS_X, **options)
+    with pytest.raises(InputError, match="names no margin"):
+        PAIRS.is_reliable(HELD)
+
+
+def test_a_forged_threshold_never_passes() -> None:
+    manifest, tensors = opened(made().to_bytes())
+    said = manifest["guarantee"]["reliable"]
+    steps = said["curve"]
+    middle = len(steps) // 2
+    lower = [*steps[:middle], [steps[middle][0], steps[middle][1], 0], *steps[middle + 1 :]]
+    none = [[threshold, accepted, 0] for threshold, accepted, _ in steps]
+    forged: list[tuple[tuple[str | int, ...], Any]] = [
+        (("reliable", "threshold"), 0.0),
+        (("reliable", "threshold"), said["threshold"] / 2),
+        (("reliable", "threshold"), None),
+        (("reliable", "level"), 0.99),
+        (("reliable", "accepted"), 4000),
+        (("reliable", "lost"), 0),
+        (("reliable", "curve"), lower),
+        (("reliable", "curve"), none),
+        (("reliable", "curve"), steps[1:]),
+        (("reliable", "curve"), []),
+        (("reliable", "curve", 50, 0), steps[50][0] * 0.5),
+        (("reliable", "curve", 50, 1), 10**17),
+        (("close",), []),
+        (("close",), [[5.0, 0]] * CLOSE),
+        (("close", 0, 1), 17),
+        (("close", CLOSE - 1, 0), 1e9),
+    ]
+    for place, value in forged:
+        file = sealed(changed(manifest, ("guarantee", *place), value), tensors)
+        with pytest.raises((CertificateError, InputError)):
+            verify(Fit.from_bytes(file), None, PAIRS_X, X_holdout=HELD)
+    assert (
+        verify(Fit.from_bytes(sealed(manifest, tensors)), None, PAIRS_X, X_holdout=HELD).guarantee == made().guarantee
+    )
+
+
+def test_a_plan_carries_the_threshold_and_its_hash_binds_it() -> None:
+    found = made()
+    planned = plan(found, samples=64, layout="batch", machine=REFERENCE)
+    assert found.guarantee is not None
+    assert found.guarantee.reliable is not None
+    assert planned.reliable is not None
+    assert planned.reliable.threshold == found.guarantee.reliable.threshold
+    again = Plan.from_dict(planned.to_dict())
+    assert again == planned
+    fields = planned.to_dict()
+    fields["reliable"]["threshold"] = 0.0
+    assert Plan.from_dict(fields).sha256 != planned.sha256
+    fields["reliable"]["threshold"] = -1.0
+    with pytest.raises(InputError, match="margin of reliable decisions"):
+        Plan.from_dict(fields)
+    assert plan(PAIRS, samples=64, layout="batch", machine=REFERENCE).reliable is None
+    assert "reliable decisions: with a margin" in describe(planned)
+
+
+def test_encrypted_decisions_say_whether_they_are_reliable() -> None:
+    found = made()
+    X = PAIRS_X[:40]
+    planned = plan(found, samples=len(X), layout="batch", machine=REFERENCE)
+    answered = predict_encrypted(found, planned, X)
+    assert answered.reliable is not None
+    assert found.guarantee is not None
+    assert found.guarantee.reliable is not None
+    clear = np.abs(gaps(found.model.logits(X)) - found.guarantee.reliable.threshold) > planned.error.bound
+    assert np.array_equal(answered.reliable[clear], found.is_reliable(X)[clear])
+    assert clear.sum() > 30
+    assert 0 < answered.reliable.sum() < len(X)
+    assert answered.to_dict()["reliable"] == answered.reliable.tolist()
+
+
+def test_the_deployment_counts_rows_that_encryption_could_change() -> None:
+    promised = made().guarantee
+    assert promised is not None
+    kept = made().mlp.decide(HELD) == made().predict(HELD)
+    gap = gaps(made().model.logits(HELD))
+    for error in (0.0, float(np.sort(gap[kept])[4]) * 1.001, float(np.sort(gap[kept])[100])):
+        found = deployed(promised, lambda error=error: error)
+        assert found is not None
+        lost = int(np.sum(~kept | (gap <= error)))
+        assert lost <= found.lost <= lost + 1  # stored margins are rounded down
+        assert found.agreement == pytest.approx(1 - float(lost_share_bound(4000, found.lost, 0.05)), abs=2e-9)
+    assert deployed(promised, lambda: 1e9) is None
+    assert deployed(None, lambda: 0.0) is None
+
+
+@pytest.mark.parametrize("X", [None, PAIRS_X])
+@pytest.mark.parametrize("layout", ["batch", "packed"])
+def test_a_plan_promises_no_more_than_the_fit(layout: Any, X: Any) -> None:
+    planned = plan(made(), samples=16, layout=layout, X=X, machine=REFERENCE)
+    assert planned.promise is not None
+    assert made().guarantee is not None
+    assert planned.promise.agreement <= made().guarantee.agreement
+    assert planned.promise.error >= planned.error.bound * (X is None)
+    assert "promise, encryption included" in describe(planned)
+
+
+def test_scores_of_one_output_have_a_margin_too() -> None:
+    scores = np.array([[-3.0], [0.5], [2.0], [-0.1]])
+    assert is_above(scores, 1.0).tolist() == [True, False, True, False]
+    assert is_above(scores, None).tolist() == [False] * 4
+
+
+def test_the_commands_say_which_decisions_are_reliable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mlp = PAIRS.mlp
+    np.savez("model.npz", W1=mlp.W1, b1=mlp.b1, W2=mlp.W2, b2=mlp.b2)
+    np.savez("calib.npz", X=PAIRS_X)
+    np.savez("held.npz", X=HELD)
+    options = ["--holdout", "held.npz", "--fresh", "--reliable", "0.95"]
+    assert main(["fit", "model.npz", "calib.npz", *options]) == 0
+    assert "margin of" in " ".join(capsys.readouterr().out.split())
+    assert main(["predict", "fit.safetensors", "calib.npz", "-o", "out.csv"]) == 0
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert lines[0].endswith(",reliable")
+    assert [line.rsplit(",", 1)[1] for line in lines[1:]] == [str(int(r)) for r in made().is_reliable(PAIRS_X)]
+    assert main(["plan", "fit.safetensors", "--samples", "8"]) == 0
+    assert "reliable decisions" in capsys.readouterr().out
+
+
+def test_the_estimator_tells_too_and_does_not_call_training_rows_fresh() -> None:
+    network = pytest.importorskip("sklearn.neural_network")
+    from quad4fhe import QuadraticReplacement
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 4))
+    y = (X[:, 0] + X[:, 1] ** 2 > 0.7).astype(int)
+    trained = network.MLPClassifier((12,), max_iter=2000, random_state=0).fit(X[:1000], y[:1000])
+    options: dict[str, Any] = {"holdout": 0.5, "fresh": True, "reliable": 0.9}
+    found = QuadraticReplacement(trained, **options).fit(X[1000:])
+    assert np.array_equal(found.is_reliable(X), found.fit_.is_reliable(X))
+    with pytest.raises(InputError, match="train it first"):
+        QuadraticReplacement(network.MLPClassifier((12,)), **options).fit(X, y)
+
+
+def test_remote_clients_are_told_which_decisions_are_reliable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from quad4fhe.serve.client import Remote
+
+    found = made()
+    found.save(tmp_path / "fit.safetensors")
+    X = PAIRS_X[:12]
+    np.savez(tmp_path / "X.npz", X=X)
+    with RunningServer(tmp_path / "fit.safetensors", "--precision", "fast", "--samples", "4") as server:
+        with Remote(server.url, layout="batch") as remote:
+            answers, planned = remote.predict(X), remote.plan
+        assert main(["query", server.url, str(tmp_path / "X.npz"), "--layout", "batch", "--json"]) == 0
+    assert planned.reliable is not None
+    assert planned.reliable.threshold is not None
+    assert answers.reliable is not None
+    clear = np.abs(gaps(found.model.logits(X)) - planned.reliable.threshold) > planned.error.bound
+    assert np.array_equal(answers.reliable[clear], found.is_reliable(X)[clear])
+    shown = json.loads(capsys.readouterr().out)["reliable"]
+    assert np.array_equal(np.array(shown)[clear], found.is_reliable(X)[clear])
+
+
+def test_the_page_shows_a_promise_only_if_it_was_counted_again() -> None:
+    pytest.importorskip("matplotlib")
+    from quad4fhe.report import Options, report
+
+    options = Options(ladder="none", samples=16, machine=REFERENCE)
+    loaded = Fit.from_bytes(made().to_bytes())
+    without, page = (report(loaded, PAIRS_X, X_holdout=held, options=options) for held in (None, HELD))
+    assert 'id="promise"' not in without.html()
+    assert all(one["promise"] is None and one["reliable"] is None for one in without.to_dict()["plans"])
+    assert 'id="promise"' in page.html()
+    assert made().guarantee is not None
+    assert made().guarantee.sentence() in page.html()
+    assert "coverage" in [picture.name for picture in page.pictures]
+    assert page.to_dict()["plans"][0]["promise"] is not None
