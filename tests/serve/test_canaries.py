@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_trained_models_raise_no_alarm_and_other_weights_do(trained, name: str, 
     model = QuadraticModel.shared(data.mlp, *SHARED[name])
     X = data.X_cal[:1500].astype(np.float64)
     honest = stand_in(model, X)
-    made = plan(honest, samples=2048, layout="batch", precision="fast", X=X if calibrated else None)
+    made = plan(honest, samples=2048, layout="batch", precision="strict", X=X if calibrated else None)
     pairs = Known(X, model.logits(X))
     answers = {"honest": evaluating(honest, made), "weights": evaluating(honest, made, scaled(model, 1.05))}
     client = Client(made)
@@ -212,3 +213,23 @@ def test_the_command_line_makes_known_samples_and_checks_with_them(
     assert out == ""
     assert main(["query", server.url, str(tmp_path / "x.npy"), *options[:4]]) == 2
     assert main(["query", server.url, str(tmp_path / "x.npy"), *options[:4], "--known", str(tmp_path / "x.npy")]) == 2
+
+
+def test_a_lie_about_a_class_that_no_canary_is_near_is_detected(fit: Fit, made: Plan, known: Known) -> None:
+    """The difference that decides does not see it, and the class wins elsewhere."""
+    mixture = Mixture(made, inside(fit, 50), known, COUNT)
+    honest = np.zeros((made.per_request, made.shape.outputs))
+    hidden = places(mixture)[0] < -1
+    honest[hidden] = known.centred()[-2 - places(mixture)[0][hidden]]
+    mixture.read(honest)
+    lowest = int(np.argmin(known.centred().max(axis=0)))
+    lie = honest.copy()
+    lie[:, lowest] += 2 * mixture.tolerance_alone
+    with pytest.raises(ReplyError, match="canaries have other logits"):
+        mixture.read(lie)
+
+
+def test_the_bounds_that_canaries_are_judged_by_are_pinned_with_the_plan(made: Plan) -> None:
+    """A server that sent the true plan with a bound of its own had the same hash."""
+    for change in ({"bound": 1e30}, {"logit": 1e30}):
+        assert replace(made, error=replace(made.error, **change)).sha256 != made.sha256

@@ -89,7 +89,7 @@ def test_samples_outside_the_box_are_refused_or_clipped(running, fit, tmp_path, 
     code, _, err = run(capsys, "query", running.url, tmp_path / "far.npz")
     assert code == 2
     assert "feature 0 must lie in" in err
-    assert "Pin the plan before you ask again" in err
+    assert "pin a plan whose hash" in err
     assert run(capsys, "keygen", tmp_path / "own.key", "--server", running.url, "--layout", "batch")[0] == 0
     code, _, err = run(capsys, "query", "http://127.0.0.1:1", tmp_path / "far.npz", "--key", tmp_path / "own.key")
     assert code == 2  # nobody listens there: the samples are refused before anything is sent

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 RING = 2048
 MODEL_ID = hashlib.sha256(b"a model that does not exist").hexdigest()
 KEY, NONCE = bytes(range(16)), bytes(range(16, 32))
-PRIVATE = ("precision", "samples", "products", "error", "calibration", "smallest_margin", "forecast", "promise")
+PRIVATE = ("precision", "samples", "products", "calibration", "smallest_margin", "forecast", "promise")
 
 BATCH_PRIMES, SPECIAL = (249857, 188417), 12289
 PACKED_PRIMES, PACKED_SPECIAL = (147457, 40961), 163841
@@ -43,7 +43,15 @@ def plan(layout: str, form: str, chain: dict[str, Any], scales: dict[str, int], 
             "ellipsoid": 1.0,
             "outlier_bits": None,
         },
-        "error": {"typical": 0.01, "bound": 0.1, "changes": 0.0, "close": [], "source": "box", "failure": 2.0**-40},
+        "error": {
+            "typical": 0.01,
+            "bound": 0.1,
+            "logit": 0.05,
+            "changes": 0.0,
+            "close": [],
+            "source": "box",
+            "failure": 2.0**-40,
+        },
         "calibration": 10,
         "smallest_margin": 0.5,
         "forecast": {

@@ -310,7 +310,7 @@ def difference(rounded: Circuit, exact: Circuit) -> Circuit:
 
 @dataclass(frozen=True)
 class ErrorForecast:
-    """What the encrypted circuit adds to the deciding difference.
+    """What the encrypted circuit adds to the deciding difference, and at most to any single logit (`logit`).
 
     `typical` is its root mean square over the points. `bound` is what no point exceeds (at the calibration samples
     where they were at hand, else anywhere in the box), and `close` are the calibration decisions that are not proved
@@ -320,6 +320,7 @@ class ErrorForecast:
 
     typical: float
     bound: float
+    logit: float
     changes: float
     close: tuple[int, ...]
     source: str

@@ -138,13 +138,15 @@ class Plan:
 
     @cached_property
     def sha256(self) -> bytes:
-        """A hash of everything client and server must agree on; forecasts and counts are not part of it."""
+        """A hash of everything client and server must agree on; costs and counts are not part of it.
+
+        What the plan says of its error is: a client judges canaries by it.
+        """
         fields = self.to_dict()
         for private in (
             "precision",
             "samples",
             "products",
-            "error",
             "calibration",
             "smallest_margin",
             "forecast",

@@ -197,7 +197,7 @@ class Verdict:
 def verdict(question: Question, running: Circuit, noise: Noise, decode: float) -> Verdict:
     """Judge a circuit that runs, `noise` around it, against the exact model; `decode` is what decoding loses."""
     found = _over_box if question.points is None else _at_points
-    typical, mean, limit, changes, close = found(question, running, noise, decode)
+    typical, mean, limit, alone, changes, close = found(question, running, noise, decode)
     unkept = question.certain & close & (question.margins > question.sides * decode)
     missed = unseen_changes(question.margins, 1.0) * mean > allowed_unseen(question)
     if question.precision == "strict":
@@ -208,11 +208,11 @@ def verdict(question: Question, running: Circuit, noise: Noise, decode: float) -
     confidence = noise.confidence
     over = limit / (confidence.deviations * typical) if typical > 0 else 1.0
     listed = tuple(np.flatnonzero(close | ~question.certain).tolist())
-    error = ErrorForecast(typical, limit, changes, listed, source, confidence.failure)
+    error = ErrorForecast(typical, limit, alone, changes, listed, source, confidence.failure)
     return Verdict(error, missed, over, partial(_limit, question, running, noise, decode))
 
 
-_Found = tuple[float, float, float, float, BoolArray]
+_Found = tuple[float, float, float, float, float, BoolArray]
 
 
 def _limit(question: Question, running: Circuit, noise: Noise, decode: float) -> float:
@@ -233,7 +233,7 @@ def _over_box(question: Question, running: Circuit, noise: Noise, decode: float)
     spread = np.sqrt(shift**2 + noise.deviation(points, pair) ** 2)
     typical = float(np.sqrt((spread**2).mean()))
     changes = expected_changes(question.margins, typical)
-    return typical, float(spread.mean()), limit, changes, question.margins <= limit
+    return typical, float(spread.mean()), limit, limit / question.sides, changes, question.margins <= limit
 
 
 def _at_points(question: Question, running: Circuit, noise: Noise, decode: float) -> _Found:
@@ -251,9 +251,10 @@ def _at_points(question: Question, running: Circuit, noise: Noise, decode: float
     lost = question.sides * (decode + float(own.max()))
     reach = noise.bound(points, pair) + lost
     shift, deviation = np.abs(gaps - exact), noise.deviation(points, pair)
+    cheap = noise.cheap(points)
     close: BoolArray = gaps <= reach
     if question.precision == "strict" and question.shape.outputs > 2:
-        close |= _overtaken(points, logits, pair, noise, lost)
+        close |= _overtaken(points, logits, pair, noise, cheap, lost)
     if close.any():  # the error of evaluating in float64 at the sample itself, not at the worst corner
         rows = np.flatnonzero(close)
         part, mine = points[rows], (pair[0][rows], pair[1][rows])
@@ -261,17 +262,18 @@ def _at_points(question: Question, running: Circuit, noise: Noise, decode: float
         lost_here = question.sides * (decode + near)
         still = gaps[rows] <= noise.bound(part, mine) + lost_here
         if question.precision == "strict" and question.shape.outputs > 2:
-            still |= _overtaken(part, logits[rows], mine, noise, lost_here)
+            still |= _overtaken(part, logits[rows], mine, noise, cheap[rows], lost_here)
         close[rows] = still
     spread = np.sqrt(shift**2 + deviation**2)
     changes = expected_changes(exact - shift, deviation)
-    exactness = question.sides * float(evaluation_error(question.reference, question.reach[None]).max())
-    limit = float((shift + reach).max(initial=0.0)) + exactness
-    return float(np.sqrt((spread**2).mean())), float(spread.mean()), limit, changes, close
+    exactness = float(evaluation_error(question.reference, question.reach[None]).max())
+    limit = float((shift + reach).max(initial=0.0)) + question.sides * exactness
+    alone = float((np.abs(logits - question.logits) + cheap).max(initial=0.0)) + decode + float(own.max()) + exactness
+    return float(np.sqrt((spread**2).mean())), float(spread.mean()), limit, alone, changes, close
 
 
 def _overtaken(
-    points: Array, logits: Array, pair: tuple[Indices, Indices], noise: Noise, lost: Array | float
+    points: Array, logits: Array, pair: tuple[Indices, Indices], noise: Noise, cheap: Array, lost: Array | float
 ) -> BoolArray:
     """Which samples a third or later logit may overtake; a cheap bound settles nearly all pairs."""
     n = len(points)
@@ -279,7 +281,6 @@ def _overtaken(
     allowed = np.broadcast_to(np.asarray(lost, dtype=np.float64), (n,))
     gaps = logits[rows, first][:, None] - logits
     gaps[rows, first] = gaps[rows, second] = np.inf
-    cheap = noise.cheap(points)
     i, k = np.nonzero(gaps <= cheap + cheap[rows, first][:, None] + allowed[:, None])
     found = np.zeros(n, dtype=np.bool_)
     if i.size:

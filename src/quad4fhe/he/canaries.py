@@ -47,6 +47,11 @@ class Known:
                 raise InputError(f"has no array {sorted(missing)[0]!r}; {fix}")
             return cls(tensor("X", read_npz(archive, "X"), 2), tensor("logits", read_npz(archive, "logits"), 2))
 
+    @property
+    def slack(self) -> float:
+        """What float64 may have lost where the logits were computed."""
+        return 1e-9 * float(np.abs(self.logits).max(initial=0.0))
+
     def centred(self) -> Array:
         """The logits as a client decrypts them: for K >= 2 without their mean over the classes."""
         one = self.logits.shape[1] == 1
@@ -84,13 +89,14 @@ class Mixture:
         places = self._places.ravel()
         tolerance, hidden = self.tolerance, places < _EMPTY
         wanted, found = self._known.centred()[-2 - places[hidden]], logits[hidden]
-        # The plan bounds the error of the difference that decides, not of a logit that is far from deciding.
+        # Each logit by its own bound, and the difference that decides by its bound, which is closer.
         pair = deciding(wanted)
         off = np.abs(between(found, pair) - between(wanted, pair))
-        wrong = int(np.count_nonzero(~(off <= tolerance)))
+        alone = np.abs(found - wanted).max(axis=1, initial=0.0)
+        wrong = int(np.count_nonzero(~((off <= tolerance) & (alone <= self.tolerance_alone))))
         if wrong:
             raise ReplyError(
-                f"{wrong} of {off.size} canaries have other margins than the model gives them (by up to "
+                f"{wrong} of {off.size} canaries have other logits than the model gives them (margins by up to "
                 f"{float(off.max()):.3g}, at most {tolerance:.3g} is encryption): the server did not evaluate this "
                 "model on these samples; no answer of it is returned"
             )
@@ -101,7 +107,12 @@ class Mixture:
     @property
     def tolerance(self) -> float:
         """How far the margin of an honest reply may be from a known one."""
-        return SLACK * self._plan.error.bound + 1e-9 * float(np.abs(self._known.logits).max(initial=0.0))
+        return SLACK * self._plan.error.bound + self._known.slack
+
+    @property
+    def tolerance_alone(self) -> float:
+        """How far a logit of an honest reply may be from a known one."""
+        return SLACK * self._plan.error.logit + self._known.slack
 
 
 def _check(plan: Plan, known: Known, count: int) -> None:
@@ -120,7 +131,7 @@ def _check(plan: Plan, known: Known, count: int) -> None:
             f"known samples have {known.X.shape[1]} features and {known.logits.shape[1]} logits, the plan "
             f"{shape.features} and {shape.outputs}; take those of this model"
         )
-    if not 0 <= plan.error.bound < np.inf:
+    if not (0 <= plan.error.bound < np.inf and 0 <= plan.error.logit < np.inf):
         raise InputError("the plan has no bound of its error, so canaries can't be judged by it; plan again")
     try:
         check_inside(known.X, plan.domain)

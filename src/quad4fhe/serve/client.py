@@ -271,8 +271,8 @@ def _check_late(X: Array, plan: Plan) -> None:
     except InputError as error:
         raise InputError(
             f"{error}. This plan is the server's own, so everything was sent first, for it not to learn this. Before "
-            "you ask again, pin a plan whose hash the model's owner has told you: quad4fhe keygen own.key --server URL, "
-            "then quad4fhe query URL DATA --key own.key --clip"
+            "you ask again, pin a plan whose hash the model's owner has told you: quad4fhe keygen own.key --server "
+            "URL, then quad4fhe query URL DATA --key own.key --clip"
         ) from None
 
 
