@@ -91,13 +91,13 @@ def centred(model: QuadraticModel) -> tuple[Dyadic, Dyadic, Dyadic]:
 
     The mean itself is rounded to a double, which is harmless: every logit loses the same function.
     """
-    S, T, c = Dyadic.of(model.S), Dyadic.of(model.T), Dyadic.of(model.c)
     if model.outputs == 1:
-        return S, T, c
-    return tuple(  # type: ignore[return-value]  # three in, three out
-        whole - Dyadic.of(values.mean(axis=0, keepdims=True))
-        for whole, values in ((S, model.S), (T, model.T), (c, model.c))
-    )
+        return Dyadic.of(model.S), Dyadic.of(model.T), Dyadic.of(model.c)
+    return _centred(model.S), _centred(model.T), _centred(model.c)
+
+
+def _centred(values: Array) -> Dyadic:
+    return Dyadic.of(values) - Dyadic.of(values.mean(axis=0, keepdims=True))
 
 
 def completed(S: Array, T: Array) -> Array | None:
