@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -14,12 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from quad4fhe import Fit
 from quad4fhe.he import container, keys
 from quad4fhe.he.session import Client
 from quad4fhe.serve.client import Remote, ServiceError
+from quad4fhe.serve.places import Place
+from quad4fhe.serve.pool import Pool, WorkerLostError
+from quad4fhe.serve.worker import Answer, Job, Setup
 from serving import RunningServer, Stuck, inside, until, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
@@ -81,6 +86,67 @@ def test_a_request_past_its_deadline_is_ended_with_its_worker(server, fitted) ->
         assert time.monotonic() - started < 10
         until(lambda: not Path(f"/proc/{stuck.pid}").exists())
     works(server, fitted[1])
+
+
+def restarts(server: RunningServer) -> str:
+    return next(line for line in httpx.get(f"{server.url}/metrics").text.splitlines() if "restarts " in line)
+
+
+def test_an_upload_that_ends_just_before_the_deadline_costs_no_worker(server, fitted) -> None:
+    """A worker that gets a job too late is ended in the middle of it, and everybody waits for the next one."""
+    url, data = body(server, fitted[1])
+    parsed, before = httpx.URL(url), restarts(server)
+    head = f"POST {parsed.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+    with socket.create_connection((parsed.host, parsed.port), timeout=20) as connection:
+        started = time.monotonic()
+        connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data[:-1])
+        time.sleep(started + 4.7 - time.monotonic())  # the deadline is 5, of which at least 0.5 are kept
+        connection.sendall(data[-1:])
+        assert b" 408 " in connection.recv(4096)
+    assert restarts(server) == before
+
+
+def test_a_request_that_would_start_too_late_is_503_and_costs_no_worker(server, fitted) -> None:
+    url, data = body(server, fitted[1])
+    before = restarts(server)
+    with ThreadPoolExecutor() as threads:
+        with Stuck(server):
+            first = threads.submit(httpx.post, url, content=data, headers=OCTETS, timeout=30)
+            until(lambda: server.healthy()["busy"] == 1)
+            second = httpx.post(url, content=data, headers=OCTETS, timeout=30)
+        assert (second.status_code, "in time to compute" in second.json()["error"]) == (503, True)
+        assert first.result(timeout=20).status_code == 200
+    assert restarts(server) == before
+
+
+def test_the_reserve_follows_what_jobs_of_that_kind_take() -> None:
+    class Slow:
+        name = "slow"
+
+        async def start(self, setup: bytes) -> None: ...
+        async def end(self) -> None: ...
+        async def ask(self, job: bytes) -> bytes:
+            await asyncio.sleep(0.2)
+            return msgspec.json.encode(Answer(error="no" if b"refused" in job else None))
+
+    async def story() -> None:
+        pool = Pool(Setup([]), 1, Slow)
+        await pool.start()
+        now = asyncio.get_running_loop().time
+        assert pool.reserve("plan", True, 4.0) == pytest.approx(0.4)
+        await pool.run(Job("plan", key_id="refused", request="r"), Place("x"), now() + 4)
+        assert pool.reserve("plan", True, 4.0) == pytest.approx(0.4)
+        await pool.run(Job("plan", request="r"), Place("x"), now() + 4)
+        assert pool.reserve("plan", True, 4.0) == pytest.approx(0.6, abs=0.15)
+        assert pool.reserve("plan", False, 4.0) == pool.reserve("other", True, 4.0) == pytest.approx(0.4)
+        assert pool.reserve("plan", True, 0.5) == pytest.approx(0.25)  # never more than half
+        with pytest.raises(WorkerLostError, match="in time to compute"):
+            await pool.run(Job("plan", request="r"), Place("x"), now() + 0.1, now() - 0.1)
+        assert (await pool.run(Job("plan", request="r"), Place("x"), now() + 4)).error is None
+        assert pool.restarts == 0
+        await pool.close()
+
+    asyncio.run(story())
 
 
 def test_overflow_is_told_to_come_back_and_what_was_accepted_is_answered(server, fitted) -> None:

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import container
 from quad4fhe.he.container import Kind
@@ -172,14 +173,15 @@ class Service:
         if plan.layout == "packed" and keys is None:
             raise HTTPException(404, "no evaluation keys of this name: PUT them, then ask again", KEYLESS)
         async with self._place(request) as (place, deadline):
+            start_by = self._start_by(deadline, plan, evaluates=True)
             with self.spool.slot() as source:
-                await upload.spool(source, place, deadline)
+                await upload.spool(source, place, start_by)
                 self.metrics.bytes_in.inc(upload.length)
                 answer = self.spool.new()
                 try:
                     answer.touch(0o600)
                     job = Job(plan.sha256.hex(), _name(keys), key_id.hex(), str(source), str(answer))
-                    await self._checked(source, self._run(job, place, deadline))
+                    await self._checked(source, self._run(job, place, deadline, start_by))
                     file = taken(answer)
                     size = os.fstat(file.fileno()).st_size  # of the open file: a shared folder may tell an old one
                     self.metrics.bytes_out.inc(size)
@@ -209,12 +211,13 @@ class Service:
         if self.keys.find(*name) is not None or name in self._uploading:
             raise HTTPException(409, "keys of this name are here already, and are not replaced")
         async with self._place(request) as (place, deadline):
+            start_by = self._start_by(deadline, plan, evaluates=False)
             file = self.spool.new()
             self._uploading.add(name)
             try:
-                await upload.spool(file, place, deadline)
+                await upload.spool(file, place, start_by)
                 self.metrics.bytes_in.inc(upload.length)
-                await self._run(Job(plan.sha256.hex(), str(file), key_id.hex()), place, deadline)
+                await self._run(Job(plan.sha256.hex(), str(file), key_id.hex()), place, deadline, start_by)
                 kept = file.with_suffix(".keys")
                 file.rename(kept)
                 self.keys.keep(*name, kept)
@@ -247,6 +250,10 @@ class Service:
         finally:
             self._places.release(place)
 
+    def _start_by(self, deadline: float, plan: Plan, *, evaluates: bool) -> float:
+        """When an upload has to be complete and a worker free, so that there is time left to compute."""
+        return deadline - self.pool.reserve(plan.sha256.hex(), evaluates, self.limits.deadline)
+
     def _full(self, why: str) -> HTTPException:
         wait = max(1, math.ceil(self.metrics.usual_seconds))  # from queue to answer, so the queue is in it
         return HTTPException(429, why, {"Retry-After": str(wait)})
@@ -261,10 +268,10 @@ class Service:
         if (said := damage.result()) is not None:
             raise HTTPException(400, said)
 
-    async def _run(self, job: Job, place: Place, deadline: float) -> None:
+    async def _run(self, job: Job, place: Place, deadline: float, start_by: float) -> None:
         try:
             with self.metrics.job():
-                answer = await self.pool.run(job, place, deadline)
+                answer = await self.pool.run(job, place, deadline, start_by)
         except WorkerLostError as error:
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
         except DeadlineError as error:

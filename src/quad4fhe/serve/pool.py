@@ -1,13 +1,15 @@
 """The pool of workers: hands out jobs, ends what takes too long, and replaces what ended.
 
-Decides what happens when a worker dies or a deadline passes. How a worker is started, asked and ended is left to
-`process` and `hired`; what a job is, to `worker`; who may queue, to `app`.
+Decides what happens when a worker dies or a deadline passes, and how much of a request's time is kept for computing: a
+job that would start too late is refused, because ending its worker would cost everybody a restart. How a worker is
+started, asked and ended is left to `process` and `hired`; what a job is, to `worker`; who may queue, to `app`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -19,6 +21,8 @@ from quad4fhe.serve.worker import Answer, Job, Setup
 
 log = logging.getLogger("quad4fhe.serve")
 _PAUSE = 1.0  # between two attempts to start a worker that does not start
+_LEAST_SHARE, _LARGEST_SHARE = 0.1, 0.5  # of a request's seconds that are kept for computing
+_USUAL_TIMES = 3.0  # as long as a job of its kind usually takes
 
 
 class WorkerLostError(Quad4FHEError):
@@ -61,6 +65,7 @@ class Pool:
         self._alive: set[Hand] = set()
         self._starting: set[asyncio.Task[Any]] = set()
         self._ending: set[asyncio.Task[Any]] = set()
+        self._usual: dict[tuple[str, bool], float] = {}  # seconds of a job that went well, by plan and kind
         self.restarts = 0
 
     @property
@@ -77,14 +82,23 @@ class Pool:
             await self.close()
             raise
 
-    async def run(self, job: Job, place: Place, deadline: float) -> Answer:
-        """Give a job to the next idle worker; `deadline` is a time of the event loop's clock.
+    def reserve(self, plan: str, evaluates: bool, seconds: float) -> float:
+        """How many of a request's `seconds` are kept for computing; `evaluates` tells requests from uploaded keys."""
+        # A worker that does not hold a client's keys reads and checks them before it evaluates.
+        kinds = {(plan, False), (plan, evaluates)}
+        usual = sum(self._usual.get(kind, 0.0) for kind in kinds)
+        return min(_LARGEST_SHARE * seconds, max(_LEAST_SHARE * seconds, _USUAL_TIMES * usual))
 
-        Raises EvictedError where the place is given to somebody else before a worker is free.
+    async def run(self, job: Job, place: Place, deadline: float, start_by: float | None = None) -> Answer:
+        """Give a job to the next idle worker; `deadline` and `start_by` are times of the event loop's clock.
+
+        Raises WorkerLostError where no worker is free at `start_by` (by default the deadline), EvictedError where the
+        place is given to somebody else before.
         """
         line = msgspec.json.encode(job)
         while True:
-            worker = await self._next(place, deadline)
+            worker = await self._next(place, deadline if start_by is None else start_by)
+            started = time.perf_counter()
             try:
                 async with asyncio.timeout_at(deadline):
                     answer = msgspec.json.decode(await worker.ask(line), type=Answer)
@@ -101,15 +115,27 @@ class Pool:
                 self._replace(worker)
                 raise
             self._idle.put_nowait(worker)
+            if answer.error is None:  # a refusal comes early, and many of them would make the reserve too small
+                self._learn(job, time.perf_counter() - started)
             return answer
 
-    async def _next(self, place: Place, deadline: float) -> Hand:
+    def _learn(self, job: Job, spent: float) -> None:
+        kind = (job.plan, job.request is not None)
+        before = self._usual.get(kind, spent)
+        self._usual[kind] = before + 0.1 * (spent - before)
+
+    async def _next(self, place: Place, start_by: float) -> Hand:
         worker: Hand | None = None
         try:
-            async with place.waiting(deadline):
+            async with place.waiting(start_by):
                 worker = await self._idle.get(place.owner)
+            # A worker that is idle is there at once, before a timeout of the past is noticed.
+            if asyncio.get_running_loop().time() > start_by:
+                raise TimeoutError
         except TimeoutError:
-            raise WorkerLostError("no worker was free within the deadline; send the request again later") from None
+            if worker is not None:
+                self._idle.put_nowait(worker)
+            raise WorkerLostError("no worker was free in time to compute; send the request again later") from None
         except EvictedError:
             if worker is not None:  # both happened at once
                 self._idle.put_nowait(worker)
