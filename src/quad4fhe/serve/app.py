@@ -220,7 +220,7 @@ class Service:
                 await self._run(Job(plan.sha256.hex(), str(file), key_id.hex()), place, deadline, start_by)
                 kept = file.with_suffix(".keys")
                 file.rename(kept)
-                self.keys.keep(*name, kept)
+                self.keys.keep(*name, kept, request.state.owner)
             finally:
                 self._uploading.discard(name)
                 file.unlink(missing_ok=True)

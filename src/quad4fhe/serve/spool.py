@@ -1,8 +1,8 @@
 """Files between the server and its workers, and the clients' evaluation keys.
 
 Decides where payloads lie while they wait (a folder that only its owner can enter), that the files of requests are used
-again (pages that are there already cost a third), how many clients' keys are kept, and who gives way: the one used
-longest ago. What is in the files is left to `container`.
+again (pages that are there already cost a third), how many clients' keys are kept, and which are evicted: of the owner
+that has most, those used longest ago. What is in the files is left to `container`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -45,32 +45,42 @@ class Spool:
 
 
 class KeyStore:
-    """Evaluation keys by plan and key id, at most `limit` of them."""
+    """Evaluation keys by plan and key id, at most `limit` of them, shared out among those who sent them."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._files: OrderedDict[tuple[bytes, bytes], Path] = OrderedDict()
+        self._files: OrderedDict[tuple[bytes, bytes], tuple[Hashable, Path]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._files)
 
     def find(self, plan: bytes, key_id: bytes) -> Path | None:
-        """Where a client's keys lie; they are then the last to give way."""
+        """Where a client's keys lie; they are then the last of their owner's to be evicted."""
         place = (plan, key_id)
         if place not in self._files:
             return None
         self._files.move_to_end(place)
-        return self._files[place]
+        return self._files[place][1]
 
-    def keep(self, plan: bytes, key_id: bytes, file: Path) -> None:
+    def keep(self, plan: bytes, key_id: bytes, file: Path, owner: Hashable) -> None:
         """Keep checked keys. A name that is taken stays as it is: nobody replaces the keys of another."""
         if (plan, key_id) in self._files:
             file.unlink(missing_ok=True)
             return
         while len(self._files) >= self._limit:
-            _, oldest = self._files.popitem(last=False)
-            oldest.unlink(missing_ok=True)
-        self._files[plan, key_id] = file
+            self._evict(owner)
+        self._files[plan, key_id] = (owner, file)
+
+    def _evict(self, newcomer: Hashable) -> None:
+        held = Counter(owner for owner, _ in self._files.values())
+        # Others lose keys only while they have more than the newcomer will have, or two owners would evict each other
+        # forever. Somebody without any has to be let in where all owners have one.
+        most = max(held.values())
+        own = held[newcomer] > 0 and held[newcomer] + 1 >= most
+        place = next(
+            place for place, (owner, _) in self._files.items() if (owner == newcomer if own else held[owner] == most)
+        )
+        self._files.pop(place)[1].unlink(missing_ok=True)
 
 
 class Incoming:
