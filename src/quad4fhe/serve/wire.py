@@ -26,6 +26,7 @@ except ImportError:
 
 _BLOCK = 2**18
 _LONGEST_PAUSE = 30.0
+_SHORTEST = 0.1  # seconds for an attempt that begins at the deadline
 _AGAIN = (408, 429, 503)  # refused before or without an answer: the same request may succeed later
 
 
@@ -86,7 +87,7 @@ class Wire:
             if body is not None:
                 body.seek(0)
             try:
-                return self._once(method, path, body, size, longest)
+                return self._once(method, path, body, size, longest, deadline)
             except _LaterError as error:
                 # Jitter, so that clients that were refused together do not come back together.
                 wait = max(error.after, pause * random.uniform(0.5, 1.0))
@@ -95,13 +96,14 @@ class Wire:
                 time.sleep(wait)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _once(self, method: str, path: str, body: IO[bytes] | None, size: int, longest: int) -> bytes:
+    def _once(self, method: str, path: str, body: IO[bytes] | None, size: int, longest: int, deadline: float) -> bytes:
         headers = {} if body is None else {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
-        content = None if body is None else _blocks(body)
+        content = None if body is None else _blocks(body, deadline)
+        left = max(_SHORTEST, deadline - time.monotonic())
         try:
-            with self._http.stream(method, path, content=content, headers=headers) as response:
+            with self._http.stream(method, path, content=content, headers=headers, timeout=left) as response:
                 good = response.status_code in (200, 204)
-                data = _bounded(response, longest if good else 2**16)
+                data = _bounded(response, longest if good else 2**16, deadline)
         except httpx.TransportError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise ServiceError(f"the server's certificate is not trusted: {error}; see --ca") from None
@@ -141,19 +143,28 @@ def _message(data: bytes) -> str:
     return "".join(c for c in " ".join(text.split()) if c.isprintable())[:300]
 
 
-def _bounded(response: httpx.Response, longest: int) -> bytes:
+def _bounded(response: httpx.Response, longest: int, deadline: float) -> bytes:
     too_long = ServiceError(f"the server sent more than the {longest} bytes it may; not trusted")
     claimed = response.headers.get("content-length", "0")
     if not claimed.isdecimal() or len(claimed) > 18 or int(claimed) > longest:
         raise too_long
     out = bytearray()
-    for part in response.iter_raw(_BLOCK):
+    # Part by part as they arrive: a block that is collected first would hide a server that sends a byte now and then.
+    for part in response.iter_raw():
+        _in_time(deadline)
         out += part
         if len(out) > longest:
             raise too_long
     return bytes(out)
 
 
-def _blocks(body: IO[bytes]) -> Iterator[bytes]:
+def _blocks(body: IO[bytes], deadline: float) -> Iterator[bytes]:
     while block := body.read(_BLOCK):
+        _in_time(deadline)
         yield block
+
+
+def _in_time(deadline: float) -> None:
+    """httpx limits each read and each write by itself, so the whole message is limited here."""
+    if time.monotonic() > deadline:
+        raise _LaterError("the server is too slow", 0.0)
