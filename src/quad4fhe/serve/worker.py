@@ -111,6 +111,9 @@ class Worker:
         assert job.keys is not None
         key_id = bytes.fromhex(job.key_id)
         place = (job.plan, job.key_id)
+        if job.request is None:  # an upload: what is held under its name says nothing about the file
+            server.forget(key_id)
+            self._recent.pop(place, None)
         if not server.knows(key_id):
             while len(self._recent) >= KEYS_AT_ONCE:
                 (plan, oldest), _ = self._recent.popitem(last=False)
