@@ -108,6 +108,7 @@ def test_samples_outside_the_box_are_refused_or_clipped(running, fit, tmp_path, 
         (("serve", "none.safetensors", "--tls-cert", "x.pem"), "give both, or neither"),
         (("serve", "none.safetensors", "--token-file", "none"), "can't read the tokens"),
         (("serve", "none.safetensors", "--deadline", "0"), "limits out of range"),
+        (("serve", "none.safetensors", "--queue", "0"), "greater than or equal to 1"),
         (("query", "http://127.0.0.1:1", "none.npz"), "no such file"),
     ],
 )

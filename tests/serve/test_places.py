@@ -16,9 +16,10 @@ import httpx
 import numpy as np
 import pytest
 
-from quad4fhe import Fit
+from quad4fhe import Fit, InputError
 from quad4fhe.he import container
 from quad4fhe.he.session import Client, Request
+from quad4fhe.serve.app import Limits
 from quad4fhe.serve.client import Remote
 from quad4fhe.serve.places import EvictedError, FairQueue, Place, Places
 from serving import RunningServer, Stuck, inside, until
@@ -197,6 +198,27 @@ def test_an_owner_takes_from_who_has_more_and_never_back_and_forth() -> None:
         waiting.set()
         await asyncio.gather(*tasks)
         assert places.busy == 0
+
+    asyncio.run(story())
+
+
+def test_the_smallest_queue_has_a_place_for_who_has_none() -> None:
+    with pytest.raises(InputError, match="places in the queue"):
+        Limits(workers=1, queue=0)
+
+    async def story() -> None:
+        limits = Limits(workers=1, queue=1)
+        places = Places(limits.workers + limits.queue)
+        _, last = places.take("a"), places.take("a")
+        assert last is not None
+
+        async def upload() -> None:
+            async with last.waiting(asyncio.get_running_loop().time() + 60):
+                assert places.take("b") is not None
+                await asyncio.sleep(60)
+
+        with pytest.raises(EvictedError):
+            await upload()
 
     asyncio.run(story())
 

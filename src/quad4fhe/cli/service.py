@@ -116,7 +116,7 @@ def serve_command(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8443,
     workers: Annotated[int, typer.Option(help="Worker processes.", min=1)] = 2,
-    queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.", min=0)] = 8,
+    queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.", min=1)] = 8,
     deadline: Annotated[float, typer.Option(help="Seconds for a request, upload included.")] = 60.0,
     max_keys: Annotated[int, typer.Option(help="Clients whose evaluation keys are kept.", min=1)] = 64,
     max_connections: Annotated[

@@ -60,11 +60,12 @@ class Limits:
     per_address: int = 64
 
     def __post_init__(self) -> None:
-        least = min(self.workers, self.keys, self.connections, self.per_address)
-        if least < 1 or self.queue < 0 or not 0 < self.deadline < math.inf:
+        # With a worker and no queue, the upload that has the only place would keep everybody else out.
+        least = min(self.workers, self.queue, self.keys, self.connections, self.per_address)
+        if least < 1 or not 0 < self.deadline < math.inf:
             raise InputError(
-                f"limits out of range: {self}; wanted one or more workers, keys and connections, and a positive "
-                "deadline"
+                f"limits out of range: {self}; wanted one or more workers, places in the queue, keys and connections, "
+                "and a positive deadline"
             )
 
 
