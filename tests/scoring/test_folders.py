@@ -239,6 +239,37 @@ def test_missing_or_damaged_evaluation_keys_fail_requests_until_they_are_there(p
     assert run(packed).complete
 
 
+@pytest.mark.parametrize("payload", ["files", "bytes"])
+def test_two_files_that_name_the_same_evaluation_keys_are_refused_until_one_is_gone(packed: Given, payload) -> None:
+    (file,) = packed.folder.glob("*.keys")
+    good = file.read_bytes()
+    second = packed.folder / "zz\n.keys"  # after the client's own in the order of names
+    second.write_bytes(good[: container.HEADER_BYTES] + bytes(len(good) - container.HEADER_BYTES))
+    with pytest.raises(InputError, match=rf"zz.*\.keys and {file.name} both name the keys of client") as caught:
+        run(packed, payload=payload)
+    assert "\n" not in str(caught.value)
+    second.unlink()
+    assert run(packed, payload=payload).complete
+
+
+def test_the_advice_about_a_damaged_journal_works(batch: Given, tmp_path: Path) -> None:
+    replies = tmp_path / "answers"
+    score(batch.fit, batch.folder, replies, engine=InlineEngine())
+    for journal in (index_path(batch.folder), replies / "manifest.jsonl"):
+        with journal.open("ab") as file:
+            file.write(b"garbage\n")
+    advice = "not JSON.* start again in another folder"
+    with pytest.raises(InputError, match=advice):
+        write_requests(batch.plan, batch.key, batch.X, batch.folder)
+    with pytest.raises(InputError, match=advice):
+        score(batch.fit, batch.folder, replies, engine=InlineEngine())
+    folder, others = tmp_path / "another", tmp_path / "others"
+    write_requests(batch.plan, batch.key, batch.X, folder)
+    assert score(batch.fit, folder, others, engine=InlineEngine()).complete
+    logits = [one.logits for one in read_replies(batch.key, batch.X, folder, others)]
+    np.testing.assert_array_equal(decide(np.concatenate(logits)), batch.expected())
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_no_secret_key_reaches_a_worker_even_if_it_lies_in_the_folder(given: Given, here: bool) -> None:
     keys.save(given.key, given.folder / "own.request")

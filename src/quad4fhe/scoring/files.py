@@ -196,7 +196,9 @@ def _decoded(path: Path, data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError:
-        raise InputError(f"{path} has a line that is not JSON; was it edited? Remove it to start afresh") from None
+        raise InputError(
+            f"{path} has a line that is not JSON; was it edited? Restore it, or start again in another folder"
+        ) from None
 
 
 @contextmanager

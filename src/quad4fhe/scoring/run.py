@@ -306,6 +306,7 @@ def _requests(folder: Path) -> list[str]:
 def _keys(plan: Plan, folder: Path, send: bool) -> dict[bytes, worker.Source]:
     """Where every client's evaluation keys are, or what they are; only what claims to be keys of this plan."""
     found: dict[bytes, worker.Source] = {}
+    files: dict[bytes, str] = {}
     if plan.layout == "batch":
         return found
     size = container.size(plan, Kind.keys)
@@ -314,10 +315,17 @@ def _keys(plan: Plan, folder: Path, send: bool) -> dict[bytes, worker.Source]:
             with open_regular(path) as file:
                 first = file.read(container.HEADER_BYTES)
                 claim = container.peek(first)
-                if claim.kind is Kind.keys and claim.plan == plan.sha256:
-                    found[claim.key] = first + file.read(size + 1 - len(first)) if send else str(path)
+                if claim.kind is not Kind.keys or claim.plan != plan.sha256:
+                    continue
+                source = first + file.read(size + 1 - len(first)) if send else str(path)
         except (InputError, OSError):
             continue  # the requests that want these keys will say that they are missing
+        if claim.key in found:
+            raise InputError(
+                f"{shown(path.name)} and {files[claim.key]} both name the keys of client {claim.key.hex()}; "
+                "keep the one that this client sent, then run again"
+            )
+        found[claim.key], files[claim.key] = source, shown(path.name)
         if send and size * len(found) > _KEY_BYTES:
             raise InputError(
                 f"more than {_KEY_BYTES / 1e9:.1f} GB of evaluation keys would go to every worker; put the folder "
