@@ -363,12 +363,13 @@ def _remote(
     patience: float,
 ) -> Any:
     from quad4fhe.serve.client import Remote
+    from quad4fhe.serve.wire import client_context
 
     token = None if token_file is None else _first_line(token_file, "token")
     trust: bool | ssl.SSLContext = True
     if ca is not None:
         with opened(ca), parsing("the certificate", "give a PEM file"):
-            trust = ssl.create_default_context(cafile=str(ca))
+            trust = client_context(str(ca))
     chosen = None if layout is None else layout.value
     return Remote(url, plan=plan, key=key, model=model, layout=chosen, token=token, verify=trust, patience=patience)
 

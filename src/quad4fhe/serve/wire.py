@@ -3,13 +3,16 @@
 Decides what is asked again and how long: only what gives the same answer twice, which every route of the service does,
 and as the same bytes. Only HTTP's own facts (no connection, a status) count, never what a reply decrypts to.
 An answer longer than it may be is not read to its end. The environment is not looked at: a proxy or a .netrc that
-somebody set would see the token. What the bytes mean is left to `client`.
+somebody set would see the token, and SSLKEYLOGFILE would write down what decrypts the connection. What the bytes mean
+is left to `client`.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import random
+import ssl
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +23,7 @@ import msgspec
 from quad4fhe.errors import InputError, MissingExtraError, Quad4FHEError
 
 try:
+    import certifi  # of httpx
     import httpx
 except ImportError:
     raise MissingExtraError("httpx", "serve", "the client of a server") from None
@@ -54,7 +58,7 @@ class Wire:
     def __init__(self, url: str, token: str | None, verify: Any, patience: float) -> None:
         headers = {"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
         self._patience = patience
-        trust = httpx.create_ssl_context(trust_env=False) if verify is True else verify
+        trust = client_context() if verify is True else verify
         self._connect = partial(
             httpx.Client,
             base_url=url,
@@ -121,6 +125,19 @@ class Wire:
         if status == 409:
             raise TakenError(said)
         raise ServiceError(f"the server refused {method} {path.partition('?')[0]} ({status}): {said}")
+
+
+def client_context(authorities: str | None = None) -> ssl.SSLContext:
+    """TLS 1.2 or newer that trusts the authorities in a PEM file; by default those of certifi.
+
+    The same as `ssl.create_default_context`, which can't be used: it opens the file that SSLKEYLOGFILE names.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates and host names
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if sys.version_info >= (3, 13):
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT
+    context.load_verify_locations(cafile=authorities or certifi.where())
+    return context
 
 
 def _check_address(url: str, parsed: httpx.URL, token: str | None) -> None:
