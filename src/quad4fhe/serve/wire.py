@@ -25,12 +25,13 @@ from quad4fhe.errors import InputError, MissingExtraError, Quad4FHEError
 try:
     import certifi  # of httpx
     import httpx
+
+    from quad4fhe.serve.timed import ending, timed_transport
 except ImportError:
     raise MissingExtraError("httpx", "serve", "the client of a server") from None
 
 _BLOCK = 2**18
 _LONGEST_PAUSE = 30.0
-_SHORTEST = 0.1  # seconds for an attempt that begins at the deadline
 _AGAIN = (408, 429, 503)  # refused before or without an answer: the same request may succeed later
 
 
@@ -58,12 +59,11 @@ class Wire:
     def __init__(self, url: str, token: str | None, verify: Any, patience: float) -> None:
         headers = {"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
         self._patience = patience
-        trust = client_context() if verify is True else verify
-        self._connect = partial(
+        self._trust = client_context() if verify is True else verify
+        self._client = partial(
             httpx.Client,
             base_url=url,
             headers=headers,
-            verify=trust,
             timeout=patience,
             trust_env=False,
             follow_redirects=False,
@@ -73,6 +73,9 @@ class Wire:
             _check_address(url, self._http.base_url, token)
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
             raise InputError(f"{url!r} or its token can't be used: {error}; wanted https://host:port") from None
+
+    def _connect(self) -> httpx.Client:
+        return self._client(transport=timed_transport(self._trust))
 
     def close(self) -> None:
         """Close the connection."""
@@ -91,7 +94,8 @@ class Wire:
             if body is not None:
                 body.seek(0)
             try:
-                return self._once(method, path, body, size, longest, deadline)
+                with ending(deadline):
+                    return self._once(method, path, body, size, longest)
             except _LaterError as error:
                 # Jitter, so that clients that were refused together do not come back together.
                 wait = max(error.after, pause * random.uniform(0.5, 1.0))
@@ -100,14 +104,13 @@ class Wire:
                 time.sleep(wait)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _once(self, method: str, path: str, body: IO[bytes] | None, size: int, longest: int, deadline: float) -> bytes:
+    def _once(self, method: str, path: str, body: IO[bytes] | None, size: int, longest: int) -> bytes:
         headers = {} if body is None else {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
-        content = None if body is None else _blocks(body, deadline)
-        left = max(_SHORTEST, deadline - time.monotonic())
+        content = None if body is None else _blocks(body)
         try:
-            with self._http.stream(method, path, content=content, headers=headers, timeout=left) as response:
+            with self._http.stream(method, path, content=content, headers=headers) as response:
                 good = response.status_code in (200, 204)
-                data = _bounded(response, longest if good else 2**16, deadline)
+                data = _bounded(response, longest if good else 2**16)
         except httpx.TransportError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise ServiceError(f"the server's certificate is not trusted: {error}; see --ca") from None
@@ -160,28 +163,19 @@ def _message(data: bytes) -> str:
     return "".join(c for c in " ".join(text.split()) if c.isprintable())[:300]
 
 
-def _bounded(response: httpx.Response, longest: int, deadline: float) -> bytes:
+def _bounded(response: httpx.Response, longest: int) -> bytes:
     too_long = ServiceError(f"the server sent more than the {longest} bytes it may; not trusted")
     claimed = response.headers.get("content-length", "0")
     if not claimed.isdecimal() or len(claimed) > 18 or int(claimed) > longest:
         raise too_long
     out = bytearray()
-    # Part by part as they arrive: a block that is collected first would hide a server that sends a byte now and then.
-    for part in response.iter_raw():
-        _in_time(deadline)
+    for part in response.iter_raw(_BLOCK):
         out += part
         if len(out) > longest:
             raise too_long
     return bytes(out)
 
 
-def _blocks(body: IO[bytes], deadline: float) -> Iterator[bytes]:
+def _blocks(body: IO[bytes]) -> Iterator[bytes]:
     while block := body.read(_BLOCK):
-        _in_time(deadline)
         yield block
-
-
-def _in_time(deadline: float) -> None:
-    """httpx limits each read and each write by itself, so the whole message is limited here."""
-    if time.monotonic() > deadline:
-        raise _LaterError("the server is too slow", 0.0)
