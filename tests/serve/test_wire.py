@@ -56,7 +56,7 @@ def read_slowly(connection: socket.socket) -> None:
 @pytest.mark.parametrize(
     "talk",
     [drip(HEAD + b"content-length: 1000\r\n\r\n"), drip(HEAD + b"\r\n"), drip(HEAD + b"x: "), read_slowly],
-    ids=str,
+    ids=["body", "endless", "headers", "upload"],
 )
 def test_a_slow_server_does_not_hold_a_client_longer_than_its_patience(talk) -> None:
     with raw_server(talk) as url:
