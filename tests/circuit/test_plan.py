@@ -267,3 +267,15 @@ def test_a_box_too_wide_for_layout_packed_is_named_as_the_reason() -> None:
     fit = stand_in(model, X, np.array([[-1e30, -1e30], [1e30, 1e30]]))
     with pytest.raises(InputError, match=r"inputs from this box make logits of up to .*narrower box"):
         plan(fit, samples=1, layout="packed", precision="fast")
+
+
+@pytest.mark.parametrize("layout", ["batch", "packed"])
+def test_features_of_any_size_get_scales_that_a_client_can_encode(layout: str) -> None:
+    """The planner chose scales that its own plan then refused."""
+    rng = np.random.default_rng(0)
+    sizes = 10.0 ** rng.uniform(-5, 5, size=12)
+    W1 = rng.normal(size=(16, 12)) / sizes
+    W2 = rng.normal(size=(2, 16))
+    model = QuadraticModel(W1, np.zeros(16), 0.1 * W2, 0.5 * W2, np.zeros(2))
+    made = plan(stand_in(model, rng.normal(size=(60, 12)) * sizes), samples=60, layout=layout)
+    assert made.scales.x + np.log2(max(1.0, made.reach)) <= 62

@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike
 from quad4fhe._arrays import Array, row_chunks, samples
 from quad4fhe.errors import InputError
 
+ENCODED_BITS = 62  # of an encoded input: one word of SEAL's encoder, with a bit to spare
+
 
 @dataclass(frozen=True)
 class Domain:
@@ -66,3 +68,8 @@ def widened(box: Array, share: float) -> Array:
         raise InputError(f"a box can be widened by a share of its range, 0 or more, not by {share}")
     spread = share * (box[1] - box[0])
     return np.stack([box[0] - spread, box[1] + spread])
+
+
+def largest_scale(reach: Array) -> float:
+    """log2 of the largest scale at which every |x - shift| up to `reach` (d,) can be encoded."""
+    return ENCODED_BITS - float(np.log2(max(1.0, float(reach.max(initial=0.0)))))

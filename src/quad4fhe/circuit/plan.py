@@ -26,7 +26,7 @@ from quad4fhe._files import check_place, one_line, opened, parsing, write_atomic
 from quad4fhe._threads import few_threads
 from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.chain import Chain
-from quad4fhe.circuit.domain import Domain
+from quad4fhe.circuit.domain import ENCODED_BITS, Domain
 from quad4fhe.circuit.error import ErrorForecast
 from quad4fhe.circuit.fold import Form, checked_box, fold, forms, nearest_zero
 from quad4fhe.circuit.forecast import REFERENCE, Forecast, Machine, Shape
@@ -46,7 +46,6 @@ Precision = Literal["strict", "fast"]
 VERSION = 1
 _PRIVATE = ("precision", "samples", "products", "error", "calibration", "smallest_margin", "forecast", "promise")
 _LARGEST_NUMBER = 2**200  # of any kind; nothing a plan says of a real model comes near
-ENCODED_BITS = 62  # of an encoded input: one word of SEAL's encoder, with a bit to spare
 LARGEST_MESSAGE = 2**31  # bytes of a reply, and of a client's evaluation keys
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from quad4fhe._arrays import Array
 from quad4fhe.circuit.bounds import bound
 from quad4fhe.circuit.chain import RINGS, Chain, chain, keyless_bits
+from quad4fhe.circuit.domain import largest_scale
 from quad4fhe.circuit.error import (
     BatchNoise,
     Indices,
@@ -59,7 +60,7 @@ def search_batch(question: Question, form: Form) -> Choice:
     nearest: Choice | None = None
     coarse: tuple[float, _Candidate, Scales] | None = None
     for candidate in sorted(_candidates(question, circuit, reach), key=lambda c: c.cost):
-        scales = candidate.scales(aim.at)
+        scales = candidate.scales(aim.at, largest_scale(question.reach))
         if scales is None:
             continue
         if not aim.met(scales, candidate.ring, inflate):
@@ -142,12 +143,12 @@ class _Candidate:
     v_most: float
     cost: float
 
-    def scales(self, at: Sensitivity) -> Scales | None:
-        """The integer scales of least mean error that fill the chain."""
+    def scales(self, at: Sensitivity, x_most: float) -> Scales | None:
+        """The integer scales of least mean error that fill the chain; that of x is 2^x_most or less."""
         noise, rounding = slot_noise(self.ring) ** 2, (_ROUNDING_DEVIATIONS / _TAIL) ** 2 / 12
         x, w = np.meshgrid(np.arange(4, 54), np.arange(2, 60), indexing="ij")
         v = self.out - 2 * (x + w)
-        allowed = (v >= 2) & (v <= self.v_most) & (w <= self.w_most)
+        allowed = (x <= x_most) & (v >= 2) & (v <= self.v_most) & (w <= self.w_most)
         if not allowed.any():
             return None
         variance = (

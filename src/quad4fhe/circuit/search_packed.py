@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from quad4fhe.circuit.chain import Chain, chain
+from quad4fhe.circuit.domain import largest_scale
 from quad4fhe.circuit.error import box_points, deciding, decoding_error
 from quad4fhe.circuit.fold import centred
 from quad4fhe.circuit.forecast import REFERENCE, packed_forecast
@@ -123,7 +124,7 @@ def _packed(question: Question, slot_bound: float, made: Chain, packing: Packing
     # The first product and the features themselves must not wrap either, partial sums over features included.
     sums = float((np.abs(circuit.W) @ question.reach + np.abs(circuit.t)).max())
     widest = math.log2(math.prod(made.primes[:-1])) - 2 - math.log2(max(sums, float(question.reach.max()), 1.0))
-    widest = min(widest, 62 - math.log2(max(float(question.reach.max()), 1.0)))  # `plan.ENCODED_BITS`
+    widest = min(widest, largest_scale(question.reach))
     tried = [Scales(x, 0, min(52, room - 2 * x)) for x in range(20, 53) if room - 2 * x >= 20 and x <= widest]
     tried = [scales for scales in tried if _visible(question, made, scales)]
     if not tried:
