@@ -53,7 +53,15 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
     target_agreement
         The share of calibration decisions below which fitting raises TargetNotReachedError.
     seed
-        Seed of the polish and of the folds of the cross-validation.
+        Seed of the polish, of the folds of the cross-validation and of the split for `holdout`.
+    holdout
+        A share of the rows that is set aside before the fit, for a promise about new inputs (`fit_.guarantee`).
+    confidence
+        The confidence of that promise.
+    fresh
+        Your word that the classifier was not trained on the rows that are given to `fit`.
+    reliable
+        Find the margin above which at least this share of decisions is kept, as in `quad4fhe.fit`.
     """
 
     def __init__(

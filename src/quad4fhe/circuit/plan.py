@@ -151,7 +151,7 @@ class Plan:
             "forecast",
             "promise",
         ):
-            del fields[private]
+            fields.pop(private, None)
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"quad4fhe-plan-1" + text.encode()).digest()
 
