@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -101,9 +102,12 @@ def test_what_is_not_data_is_not_sent(value: Any) -> None:
         codec.encode([value])
 
 
+MARK = Path(tempfile.gettempdir()) / "quad4fhe-should-not-exist"
+
+
 class Bomb:
     def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/should-not-exist",)
+        return os.system, (f"touch {MARK}",)
 
 
 HOSTILE = [
@@ -136,7 +140,7 @@ def test_hostile_bytes_are_one_error_and_run_nothing(data: bytes) -> None:
     outcome = decoded(data)
     assert isinstance(outcome, Failed)
     assert isinstance(outcome.error, WorkError)
-    assert not Path("/tmp/should-not-exist").exists()
+    assert not MARK.exists()
 
 
 def test_damaged_outcomes_are_errors_of_their_task() -> None:
