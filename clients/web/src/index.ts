@@ -1,0 +1,154 @@
+/**
+ * Ask a quad4fhe server about encrypted samples.
+ *
+ *     const seal = await startSeal(await (await fetch("seal_throws.wasm")).arrayBuffer());
+ *     const server = await connect({ url: "https://example.org", token });
+ *     const client = new Client(seal, server.plan);
+ *     const keys = await client.keys();
+ *     if (keys !== null) await server.register(keys);
+ *     const request = await client.encrypt([[5.1, 3.5, 1.4, 0.2]]);
+ *     const [answer] = await client.decide(await server.send(request, client.replyBytes), request.id);
+ *
+ * `ask` does the last four lines for any number of samples: it sends everything before it judges anything, so that the
+ * server can't learn from an error what a reply decrypted to.
+ */
+import { type Answer, Client, type Keys, type Request } from "./client.ts";
+import { AskError } from "./errors.ts";
+import { getJson, KeylessError, post, put, type Service } from "./http.ts";
+import { layoutNames, preferred } from "./layouts.ts";
+import { type Plan, readPlan } from "./plan.ts";
+import { checked, outside } from "./samples.ts";
+
+export type { Chain } from "./chain.ts";
+export { type Answer, Client, type Keys, type Request } from "./client.ts";
+export { AskError, messageOf, TokenError } from "./errors.ts";
+export { layoutNames } from "./layouts.ts";
+export { type Plan, readPlan } from "./plan.ts";
+export { featureName, outside } from "./samples.ts";
+export { startSeal } from "./seal.ts";
+
+export interface ConnectOptions extends Service {
+  /** The model's id or the beginning of it; needed where a server has several. */
+  readonly model?: string | undefined;
+  /** A layout by name; by default the best that both sides speak for so many `questions`. */
+  readonly layout?: string | undefined;
+  readonly questions?: number | undefined;
+  /** A plan from another source than the server, with its hash: from then on no other is used. */
+  readonly pinned?: { readonly plan: unknown; readonly sha256: string } | undefined;
+}
+
+/** A server, one of its models, and the plan that every message keeps to. */
+export interface Connection {
+  readonly plan: Plan;
+  /** Whether the plan came from the caller, not from the server. */
+  readonly pinned: boolean;
+  /** Whether another layout would suit so many questions better. */
+  wantsOther(questions: number): boolean;
+  /** Send a request and return the bytes of its reply; keys that the server wants are sent first. */
+  send(request: Request, most: number): Promise<ArrayBuffer>;
+  /** Keep a client's keys, and send them now and whenever the server has forgotten them. */
+  register(keys: Keys): Promise<void>;
+}
+
+/** Fetch the plan of a model, or take the pinned one. */
+export async function connect(options: ConnectOptions): Promise<Connection> {
+  if (options.pinned !== undefined) {
+    const plan = readPlan(options.pinned.plan, options.pinned.sha256);
+    return connection(options, plan, true, []);
+  }
+  const models = modelsOf((await getJson(options, "models")).json);
+  const fitting = models.filter((model) => model.id.startsWith(options.model ?? ""));
+  if (fitting.length !== 1) {
+    const had = models.map((model) => model.id.slice(0, 12)).join(", ");
+    throw new AskError(`name one of the server's models (${had || "it has none"})`);
+  }
+  const { id, layouts } = fitting[0]!;
+  const layout = options.layout ?? preferred(layouts, options.questions ?? 1);
+  if (layout === undefined) throw new AskError(`the server offers ${layouts.join(", ")}; this client speaks ${layoutNames.join(", ")}`);
+  const found = await getJson(options, `models/${id}/plan?layout=${encodeURIComponent(layout)}`);
+  const plan = readPlan(found.json, found.headers.get("quad4fhe-plan") ?? "");
+  if (plan.modelId !== id || plan.layout !== layout) {
+    throw new AskError(`the server's plan is for model ${plan.modelId.slice(0, 12)} in layout ${plan.layout}, not for what was asked; nothing was sent`);
+  }
+  return connection(options, plan, false, options.layout === undefined ? layouts : []);
+}
+
+interface Model {
+  readonly id: string;
+  readonly layouts: readonly string[];
+}
+
+function modelsOf(json: unknown): readonly Model[] {
+  const found: unknown = (json as { models?: unknown } | null)?.models;
+  const isModel = (each: Partial<Model> | null) => /^[0-9a-f]{64}$/.test(String(each?.id)) && Array.isArray(each?.layouts);
+  if (!Array.isArray(found) || !found.every(isModel)) throw new AskError("this is not a quad4fhe server: it names its models in another way");
+  return found;
+}
+
+function connection(service: Service, plan: Plan, pinned: boolean, offered: readonly string[]): Connection {
+  let kept: Keys | undefined;
+  const register = async (keys: Keys) => {
+    kept = keys;
+    await put(service, `models/${plan.modelId}/keys/${keys.id}`, keys.body);
+  };
+  const send = async (request: Request, most: number) => {
+    const ask = () => post(service, `models/${plan.modelId}/evaluate`, request.body, most);
+    try {
+      return await ask();
+    } catch (error) {
+      if (!(error instanceof KeylessError) || kept === undefined) throw error;
+      await register(kept);
+      return ask(); // the same bytes again
+    }
+  };
+  const wantsOther = (questions: number) => offered.length > 0 && preferred(offered, questions) !== plan.layout;
+  return { plan, pinned, wantsOther, send, register };
+}
+
+const registered = new WeakSet<Client>();
+
+const AGAIN_TELLS = "the server learns it if you now correct the value and ask again";
+
+/**
+ * Throw for samples outside the plan's box. Where the plan is the server's, call this after everything was sent; `then`
+ * says what to do in that case.
+ */
+export function refuseOutside(rows: readonly ArrayLike<number>[], server: Connection, then = AGAIN_TELLS): void {
+  const why = outside(rows, server.plan);
+  if (why === null) return;
+  if (server.pinned) throw new AskError(`${why}; correct the value, or clip it to the range`);
+  throw new AskError(`${why}. The server chose this range, so everything was sent first, for it not to learn this; ${then}`);
+}
+
+/**
+ * Answers for any number of samples, in order.
+ *
+ * Samples outside the plan's box are refused, unless `clip` moves them to its edge; the plan has the default. Where the
+ * plan came from the server they are refused only after everything was sent: a server that chose the box must not learn which side a sample is on.
+ */
+export async function ask(
+  client: Client,
+  server: Connection,
+  rows: readonly ArrayLike<number>[],
+  options: { clip?: boolean; progress?: (done: number, total: number) => void } = {},
+): Promise<Answer[]> {
+  checked(rows, client.plan);
+  const clip = options.clip ?? server.plan.clip;
+  if (server.pinned && !clip) refuseOutside(rows, server);
+  if (!registered.has(client)) {
+    const keys = await client.keys();
+    if (keys !== null) await server.register(keys);
+    registered.add(client);
+  }
+  const size = client.plan.perRequest;
+  const replies: { id: string; data: ArrayBuffer }[] = [];
+  for (let start = 0; start < rows.length; start += size) {
+    const request = await client.encrypt(rows.slice(start, start + size));
+    replies.push({ id: request.id, data: await server.send(request, client.replyBytes) });
+    options.progress?.(Math.min(start + size, rows.length), rows.length);
+  }
+  if (!clip) refuseOutside(rows, server);
+  const out: Answer[] = [];
+  for (const { id, data } of replies) out.push(...(await client.decide(data, id)));
+  return out;
+}

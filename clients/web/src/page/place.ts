@@ -1,0 +1,54 @@
+/** Where the page runs: served by a quad4fhe server, or opened from disk as one file that carries everything. */
+import type { ConnectOptions } from "../index.ts";
+import { readJson } from "../plan.ts";
+
+export interface Place extends Pick<ConnectOptions, "url" | "model" | "layout" | "pinned"> {
+  worker(): Worker;
+  wasm(): Promise<ArrayBuffer>;
+}
+
+const policy = globalThis.trustedTypes?.createPolicy("quad4fhe", {
+  createScriptURL(url) {
+    if (url !== "worker.js" && !url.startsWith("blob:")) throw new TypeError("this page runs no other script");
+    return url;
+  },
+});
+const trusted = (url: string) => (policy === undefined ? url : policy.createScriptURL(url)) as string;
+
+export function findPlace(): Place {
+  const config = document.getElementById("config");
+  return config === null ? served() : onDisk(readJson(config.textContent) as Config);
+}
+
+function served(): Place {
+  const query = new URLSearchParams(location.search);
+  return {
+    url: new URL("../", location.href).href,
+    model: query.get("model") ?? undefined,
+    layout: query.get("layout") ?? undefined,
+    worker: () => new Worker(trusted("worker.js")),
+    wasm: async () => (await fetch("seal.wasm")).arrayBuffer(),
+  };
+}
+
+interface Config {
+  readonly url: string;
+  readonly plan: unknown;
+  readonly sha256: string;
+}
+
+function onDisk(config: Config): Place {
+  return {
+    url: config.url,
+    pinned: { plan: config.plan, sha256: config.sha256 },
+    worker() {
+      const code = new Blob([inline("worker")], { type: "text/javascript" });
+      return new Worker(trusted(URL.createObjectURL(code)));
+    },
+    wasm: async () => Uint8Array.from(atob(inline("wasm")), (character) => character.charCodeAt(0)).buffer,
+  };
+}
+
+function inline(id: string): string {
+  return document.getElementById(id)!.textContent;
+}

@@ -1,0 +1,65 @@
+/** Encodings are the same numbers in both languages: the vectors are those of the Python tests. */
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import { cryptographic, embed, encode } from "../src/embedding.ts";
+import { SecretKey, startSeal } from "../src/seal.ts";
+
+const vectors = JSON.parse(readFileSync(new URL("../../../tests/vectors/ntt.json", import.meta.url), "utf8"));
+const wasm = readFileSync(new URL("../node_modules/node-seal/dist/seal_throws.wasm", import.meta.url));
+const seal = await startSeal(wasm.buffer.slice(wasm.byteOffset, wasm.byteOffset + wasm.length) as ArrayBuffer);
+
+test("residues in NTT form are those of the shared vectors", () => {
+  const primes = Object.keys(vectors.residues).map(BigInt);
+  const key = new SecretKey(seal, { ring: vectors.ring, primes, special: 12289n });
+  const coefficients = new Float64Array(vectors.ring);
+  for (const [place, value] of vectors.terms) coefficients[place] = value;
+  const residues = key.residues(coefficients);
+  for (const [place, q] of primes.entries()) {
+    const part = residues.slice(place * vectors.ring, (place + 1) * vectors.ring);
+    const wanted = vectors.residues[String(q)];
+    assert.deepEqual([...part.slice(0, 8)], wanted.first);
+    assert.deepEqual([...part.slice(-8)], wanted.last);
+  }
+  key.forget();
+});
+
+test("the slots of embedded values are the values", () => {
+  const [ring, scale] = [2048, 2 ** 20];
+  const key = new SecretKey(seal, { ring, primes: [249857n, 188417n], special: 12289n });
+  const values = Float64Array.from({ length: 200 }, (_, i) => Math.sin(i));
+  const cipher = key.encrypt(key.residues(encode(values, ring, scale, cryptographic)));
+  const slots = key.decrypt(cipher, 2, scale);
+  for (let i = 0; i < ring / 2; i++) assert.ok(Math.abs(slots[i]! - (values[i] ?? 0)) < 1e-2);
+  key.forget();
+});
+
+test("rounding has mean zero: a coefficient of a quarter becomes one in a quarter of all cases", () => {
+  const ring = 1024;
+  const values = new Float64Array(ring / 2).fill(0.25); // the constant polynomial
+  assert.ok(Math.abs(embed(values, ring)[0]! - 0.25) < 1e-12);
+  let ones = 0;
+  for (let n = 0; n < 4000; n++) ones += encode(values, ring, 1, cryptographic)[0]!;
+  assert.ok(Math.abs(ones / 4000 - 0.25) < 0.035);
+});
+
+test("residues are exact up to the largest coefficients that a plan allows", () => {
+  const [ring, primes] = [1024, [12289n]] as const;
+  const key = new SecretKey(seal, { ring, primes, special: null });
+  for (const c of [0, -0, 1, -1, 12288, 12289, -12289, 2 ** 50, -(2 ** 50), 2 ** 50 - 1, 12289 * 91_000_000_000 - 1, 1 - 12289 * 91_000_000_000]) {
+    const coefficients = new Float64Array(ring);
+    coefficients[0] = c; // a constant: every residue in NTT form is the constant
+    const wanted = Number(((BigInt(c) % 12289n) + 12289n) % 12289n);
+    assert.deepEqual(new Set(key.residues(coefficients)), new Set([wanted]));
+  }
+  key.forget();
+});
+
+test("coefficients stay within the largest value, so that a plan's reach bounds them", () => {
+  const ring = 1024;
+  const signs = Float64Array.from({ length: ring / 2 }, () => (Math.random() < 0.5 ? -1 : 1));
+  for (const values of [signs, new Float64Array(ring / 2).fill(1), new Float64Array([1])]) {
+    assert.ok(embed(values, ring).every((c) => Math.abs(c) <= 1 + 1e-12));
+  }
+});

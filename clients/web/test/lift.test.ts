@@ -1,0 +1,54 @@
+/** The pieces of layout lift agree with their definitions; whole questions are asked by the browser tests. */
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { test } from "node:test";
+
+import { pack, packedBytes, unpack } from "../src/bits.ts";
+import { monomials } from "../src/lift.ts";
+import { maskOf, narrowMaskOf } from "../src/seeds.ts";
+import { readJson } from "../src/plan.ts";
+import { shake128 } from "../src/shake.ts";
+
+test("SHAKE128 is that of another implementation, for messages around the block size", () => {
+  for (const length of [0, 1, 31, 166, 167, 168, 169, 335, 336, 1000]) {
+    const message = Uint8Array.from({ length }, (_, i) => (7 * i + length) % 256);
+    const wanted = createHash("shake128", { outputLength: 700 }).update(message).digest();
+    assert.deepEqual(Buffer.from(shake128(message, 700)), wanted);
+  }
+});
+
+test("packed numbers come back", () => {
+  for (const bits of [1, 7, 17, 30, 31, 45, 59, 60]) {
+    const values = Array.from({ length: 101 }, (_, i) => (BigInt(i) * 0x9e3779b97f4a7c15n) & ((1n << BigInt(bits)) - 1n));
+    const data = pack(values, bits);
+    assert.equal(data.length, packedBytes(values.length, bits));
+    const { low, high } = unpack(data, bits, values.length);
+    assert.deepEqual(Array.from(low, (each, i) => (BigInt(high[i]!) << 30n) + BigInt(each)), values);
+    // The first value lies in the lowest bits.
+    const whole = values.reduce((sum, value, i) => sum + (value << BigInt(i * bits)), 0n);
+    assert.equal(BigInt("0x" + Buffer.from(data).reverse().toString("hex")), whole);
+  }
+});
+
+test("masks are below their primes and depend on every part of their name", () => {
+  const seed = new Uint8Array(32).fill(9);
+  const primes = [249857n, 35184371884033n];
+  const mask = maskOf(seed, "request", 0, primes, 2048);
+  assert.ok(mask.every((word, i) => word < primes[Math.floor(i / 2048)]!));
+  const narrow = [12289n, 249857n, 268369921n, 4294955009n]; // 2, 3, 4 and 4 full bytes
+  assert.deepEqual(Array.from(narrowMaskOf(seed, 5, narrow, 1024)), Array.from(maskOf(seed, "request", 5, narrow, 1024), Number));
+  const others = [maskOf(seed, "key", 0, primes, 2048), maskOf(seed, "request", 1, primes, 2048), maskOf(new Uint8Array(32), "request", 0, primes, 2048)];
+  for (const other of others) assert.notDeepEqual(other, mask);
+});
+
+test("monomials are one, the features, and their products row by row", () => {
+  assert.deepEqual([...monomials(Float64Array.of(2, 6), [1, 2])], [1, 2, 3, 4, 6, 9]);
+});
+
+test("whole numbers beyond 2^53 keep every digit", () => {
+  assert.deepEqual(readJson('{"primes": [288230376150876161, 17], "x": 1.2345678901234567890, "s": 1e300}'), {
+    primes: ["288230376150876161", 17],
+    x: 1.234567890123456789,
+    s: 1e300,
+  });
+});
