@@ -20,7 +20,7 @@ import numpy as np
 
 from machine import describe
 from quad4fhe import MLP, fit, plan, verify
-from quad4fhe.fitting.pool import stratified_rows
+from quad4fhe.fitting.families.features import stratified_rows
 
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 CASES = (("otto", 1.0), ("shuttle", 1.0), ("diabetes", 1.0), ("sst5", 1.0), ("otto", 0.01), ("shuttle", 0.01))
@@ -79,7 +79,7 @@ def plans(name: str) -> list[dict[str, Any]]:
         fitted = fit(mlp, X_cal, family=family)  # type: ignore[arg-type] # one of three words
         for precision in ("strict", "fast"):
             # One of two words, which the loop widens to str.
-            made = plan(fitted, samples=2048, layout="batch", precision=precision, X=X_cal)  # type: ignore[arg-type]
+            made = plan(fitted, samples=2048, layout="batch", precision=precision, X=X_cal, box=fitted.box)  # type: ignore[arg-type]
             rows.append(
                 {
                     "model": name,

@@ -21,9 +21,10 @@ from threadpoolctl import threadpool_limits
 
 from machine import describe
 from quad4fhe import MLP
-from quad4fhe.fitting import pairwise, reduced
-from quad4fhe.fitting.sweep import Sweeper
-from quad4fhe.lift import Lift, lift
+from quad4fhe.calibration.lift import Lift, Statistics
+from quad4fhe.fitting import pairwise, reduced_hulls
+from quad4fhe.fitting.sweep import Sweeper, tally
+from quad4fhe.proof.exact import target_labels
 from reference_solvers import dual_reduced_hulls, hard_pairs, soft_pairs
 
 REPEATS = 5
@@ -40,18 +41,18 @@ def best_cpu(function: Callable[[], Any], repeats: int = REPEATS) -> tuple[float
     return best, result
 
 
-def load(folder: Path, name: str) -> Lift:
+def load(folder: Path, name: str) -> Statistics:
     """The lifted statistics of one trained model."""
     with np.load(folder / "models" / f"{name}.npz") as z:
-        return lift(MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"])
+        return Statistics.of_samples(MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"], target_labels)
 
 
 def one_cap(folder: Path) -> dict[str, Any]:
     """One reduced-hull cap on Diabetes (n = 7,630): support oracle against D-RCH over all weights."""
     plane = load(folder, "diabetes").plane()
-    ours, found = best_cpu(lambda: reduced.closest(plane, 0.01), 20)
+    ours, found = best_cpu(lambda: reduced_hulls.closest(plane, 0.01), 20)
     generic, (u, v) = best_cpu(lambda: dual_reduced_hulls(plane, 0.01, 0.01, CLARABEL), 3)
-    cascade, _ = best_cpu(lambda: reduced.scan(plane))
+    cascade, _ = best_cpu(lambda: reduced_hulls.scan(plane))
     difference = abs(found.margin - float(np.linalg.norm(u - v))) / found.margin
     return {
         "ours_s": ours,
@@ -74,10 +75,11 @@ def cascade(folder: Path, name: str) -> dict[str, Any]:
 
     seconds, (hard, soft, sweeps) = best_cpu(ours, 3)
     start = time.process_time()
-    status, _, _ = hard_pairs(stats, CLARABEL)
+    whole = stats.whole()
+    status, _, _ = hard_pairs(whole, CLARABEL)
     worst = 0.0
     for step in soft.trace:
-        _, value = soft_pairs(stats, step.weight, CLARABEL)
+        _, value = soft_pairs(whole, step.weight, CLARABEL)
         mine = 0.5 * step.norm**2 + step.weight * step.slack_sum
         worst = max(worst, abs(mine - value) / value)
     generic = time.process_time() - start
@@ -93,7 +95,7 @@ def cascade(folder: Path, name: str) -> dict[str, Any]:
     }
 
 
-def synthetic(n: int, K: int) -> Lift:
+def synthetic(n: int, K: int) -> Statistics:
     """Statistics of a random 256-unit model with clustered hidden activations, of the size of the paper's largest."""
     rng = np.random.default_rng(0)
     m = 256
@@ -107,7 +109,7 @@ def synthetic(n: int, K: int) -> Lift:
         target[rows] = np.argmax(np.maximum(y, 0) @ head + b, axis=1)
         L[rows] = y @ head
         Q[rows] = (y * y) @ head
-    return Lift(Q, L, head.sum(axis=0), b, target, 0, np.zeros((2, 1)))
+    return Statistics.of(Lift(Q, L, head.sum(axis=0), b, target))
 
 
 def largest(n: int, K: int) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def largest(n: int, K: int) -> dict[str, Any]:
         return pairwise.separate_pairs(sweeper), pairwise.soft_pairs(sweeper), sweeper.sweeps
 
     seconds, (hard, soft, sweeps) = best_cpu(solve, 2)
-    one, _ = best_cpu(lambda: Sweeper(stats).tally(soft.theta))
+    one, _ = best_cpu(lambda: tally(stats, soft.theta))
     tracemalloc.start()
     solve()
     peak = tracemalloc.get_traced_memory()[1]

@@ -28,15 +28,17 @@ from numpy.typing import NDArray
 
 from machine import describe
 from quad4fhe import MLP, Fit, fit
-from quad4fhe.circuit.plan import Plan, plan
-from quad4fhe.circuit.simulate import run
-from quad4fhe.he.batch import TILE
 from quad4fhe.he.bench import minimum_configuration, minimum_plan, precision_sweep, schemes, table
 from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.paper import Activation, PaperCircuit, quad
-from quad4fhe.he.residues import kernels
 from quad4fhe.he.session import connect
+from quad4fhe.layouts.batch.evaluation import TILE
+from quad4fhe.layouts.packed.layout import packing_of
+from quad4fhe.layouts.planner import plan
+from quad4fhe.layouts.residues import kernels
 from quad4fhe.mlp import decide
+from quad4fhe.planning.plan import Plan
+from quad4fhe.planning.simulate import run
 
 Floats = NDArray[np.float64]
 
@@ -92,8 +94,8 @@ def batch_times(fit: Fit, made: Plan, X: Floats) -> dict[str, Any]:
     return {
         "ring": made.chain.ring,
         "primes": [q.bit_length() for q in made.chain.primes],
-        "form": made.form,
-        "products": made.products,
+        "form": made.settings["form"],
+        "products": made.settings["products"],
         "samples": n,
         "server_us": 1e6 * serving / n,
         "client_us": 1e6 * (encrypting + decrypting) / n,
@@ -169,8 +171,8 @@ def packed_times(fit: Fit, X: Floats, X_cal: Floats) -> dict[str, Any]:
         "paper_seconds": min(theirs),
         "paper_ratio": min(theirs) / min(ours),
         "paper_ratio_median": float(np.median(np.array(theirs) / np.array(ours))),
-        "rotations": sum(made.packing.rotations()),
-        "galois_keys": len(made.packing.steps()),
+        "rotations": sum(packing_of(made).rotations()),
+        "galois_keys": len(packing_of(made).steps()),
         "key_bytes": keys.size if keys else 0,
         "upload_bytes": made.forecast.upload_bytes,
         "error_bound": made.error.bound,
@@ -194,7 +196,7 @@ def tenseal_seconds(fit: Fit, x: Floats) -> dict[str, Any]:
 def decisions(name: str, data: Path) -> list[dict[str, Any]]:
     """Top-1 differences between encrypted and plaintext quadratic model over all test samples, both precisions."""
     mlp, X_cal, X_test = load(name, data)
-    fitted = fit(mlp, X_cal)
+    fitted = fit(mlp, X_cal, family="shared")
     model, own = fitted.model, fitted.box
     outside = int(((X_test < own[0]) | (X_test > own[1])).any(axis=1).sum())
     rows = []
@@ -299,12 +301,12 @@ def main() -> None:
     options = parser.parse_args()
     result: dict[str, Any] = {"machine": describe("seal-python", "numba", "tenseal"), "threads": 1}
     mlp, X_cal, X_test = load("otto", options.data)
-    otto = fit(mlp, X_cal)
+    otto = fit(mlp, X_cal, family="shared")
     if not options.skip_sizes:
         result["batch"] = {"otto": size_row("otto", otto, X_test, X_cal)}
         for d, K in ((1024, 60), (768, 100)):
             X = np.clip(np.random.default_rng(1).normal(size=(4000, d)), -3.0, 3.0)
-            random = fit(random_network(d, 256, K), X)
+            random = fit(random_network(d, 256, K), X, family="shared")
             result["batch"][f"{d}-256-{K}"] = size_row("random", random, X[:2048], X)
         packed = packed_times(otto, X_test, X_cal)
         packed["tenseal"] = tenseal_seconds(otto, X_test[0])

@@ -46,7 +46,7 @@ def main() -> None:
             hard = 0
             for _ in range(options.draws):
                 pool = rng.choice(len(parts.y_reserve), size, replace=False)
-                hard += fit(mlp, parts.X_reserve[pool], polish=False).regime == "hard"
+                hard += fit(mlp, parts.X_reserve[pool], polish=False, family="shared").regime == "hard"
             rows.append({"set": name, "rows": size, "hard": hard, "draws": options.draws})
             print(f"{name}, {size} rows: hard in {hard} of {options.draws} random pools", flush=True)
     if options.out is not None:

@@ -6,7 +6,10 @@ independently (with replacement, which is what the theorems are about), and the 
 at confidence 0.9 and 0.99; broken promises may be at most 1 - confidence plus three standard errors. The hostile
 settings violate a condition on purpose, and are meant to break it.
 
-    python benchmarks/promise.py --out benchmarks/promise.json [--case digits]
+    python benchmarks/promise.py --out benchmarks/promise.json [--case digits] [--part reliable]
+
+`--part reliable` draws again for reliable decisions alone and keeps the other figures of the file. `drift` counts false
+alarms of watches, and queries until a shift is found.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ import numpy as np
 
 from machine import describe
 from quad4fhe import MLP, Fit, fit
-from quad4fhe.fitting.pool import stratified_rows
+from quad4fhe.fitting.families.features import stratified_rows
+from quad4fhe.proof.drift import FALSE_ALARMS, Reference, Watch, lies_inside, reference
 from quad4fhe.proof.guarantee import by_class, compression_bound, delta_of, lost_share_bound
-from quad4fhe.proof.reliable import curve, walk
+from quad4fhe.proof.reliable import best_power, curve, margins_of, norms_of, relative, walk
 
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 DRAWS = 1000
@@ -74,9 +78,12 @@ class Population:
         self.target = found.mlp.decide(X)
         self.kept = self.target == found.predict(X)
         logits = found.model.logits(X)
-        ordered = np.sort(logits, axis=1)
-        self.gap = np.abs(logits[:, 0]) if logits.shape[1] == 1 else ordered[:, -1] - ordered[:, -2]
+        self.gap, self.norm = margins_of(logits), norms_of(logits)
         self.classes = found.mlp.classes
+
+    def scores(self, power: float) -> Any:
+        """The relative margins."""
+        return relative(self.gap, self.norm, power)
 
     def by_class(self, at: Any) -> tuple[Any, Any]:
         """How many of the rows `at` are of each class, and how many of these are lost."""
@@ -121,30 +128,34 @@ def hold_outs(rows: Population, size: int, confidence: float, rng: Any) -> dict[
     return {name: judged(broken[name], DRAWS, confidence, gaps[name]) for name in broken}
 
 
-def reliable(found: Fit, rows: Population, size: int, confidence: float, level: float, rng: Any) -> dict[str, Any]:
+def reliable(
+    seen: Population, rows: Population, size: int, confidence: float, level: float, rng: Any
+) -> dict[str, Any]:
     """The margin of reliable decisions from hold-outs of this size."""
     broken, named, covered, gaps = 0, 0, [], []
+    power = best_power(seen.gap, seen.norm, seen.kept)
+    known, scores = seen.scores(power), rows.scores(power)
     for _ in range(DRAWS):
         at = rng.integers(0, len(rows.kept), size)
-        said = walk(curve(found.margins, rows.gap[at], rows.kept[at]), size, level, confidence)
+        said = walk(curve(known, scores[at], rows.kept[at]), size, level, confidence, power)
         if said.threshold is None:
             continue
         named += 1
-        above = rows.gap >= said.threshold
+        above = scores >= said.threshold
         truth = float(rows.kept[above].mean()) if above.any() else 1.0
         broken += truth < level
         covered.append(float(above.mean()))
         gaps.append(truth - level)
     median = round(float(np.median(covered)), 4) if covered else None
-    return judged(broken, DRAWS, confidence, gaps, level=level, named=named / DRAWS, coverage=median)
+    return judged(broken, DRAWS, confidence, gaps, level=level, power=power, named=named / DRAWS, coverage=median)
 
 
-def run_case(name: str, family: Any) -> dict[str, Any]:
-    """Everything about one model."""
+def run_case(name: str, family: Any, part: str) -> dict[str, Any]:
+    """Everything about one model, or the part about reliable decisions."""
     mlp, X_cal, X = CASES[name]()
     start = time.perf_counter()
     found = fit(mlp, X_cal, family=family)
-    rows, rng = Population(found, X), np.random.default_rng(2026)
+    rows, seen, rng = Population(found, X), Population(found, X_cal), np.random.default_rng(2026)
     size = min(1000, len(X) // 4)
     out: dict[str, Any] = {
         "family": found.family, "regime": str(found.regime), "calibration": len(X_cal), "unseen": len(X),
@@ -152,26 +163,99 @@ def run_case(name: str, family: Any) -> dict[str, Any]:
     }  # fmt: skip
     level = 0.99 if float(rows.kept.mean()) > 0.9 else 0.95
     for confidence in CONFIDENCES:
-        part = hold_outs(rows, size, confidence, rng)
-        part["reliable"] = reliable(found, rows, size, confidence, level, rng)
-        out[f"confidence {confidence}"] = part
-    out["table"] = table(found, rows, rng)
+        drawn = hold_outs(rows, size, confidence, rng) if part == "all" else {}
+        drawn["reliable"] = reliable(seen, rows, size, confidence, level, rng)
+        out[f"confidence {confidence}"] = drawn
+    out["table"] = table(seen, rows, rng)
     return out
 
 
-def table(found: Fit, rows: Population, rng: Any) -> list[dict[str, Any]]:
-    """Coverage beside plain agreement: the margin from one random half of the unseen rows, judged on the other."""
-    order = rng.permutation(len(rows.kept))
-    half, other = order[: len(order) // 2], order[len(order) // 2 :]
-    listed = []
-    for level in (0.99, 0.995):
-        said = walk(curve(found.margins, rows.gap[half], rows.kept[half]), len(half), level, 0.95)
-        above = np.zeros(len(other), bool) if said.threshold is None else rows.gap[other] >= said.threshold
-        kept = float(rows.kept[other][above].mean()) if above.any() else None
-        listed.append(
-            {"level": level, "plain": float(rows.kept[other].mean()), "coverage": float(above.mean()), "kept": kept}
-        )
-    return listed
+def table(seen: Population, rows: Population, rng: Any) -> list[dict[str, Any]]:
+    """Coverage beside plain agreement: the margin from one random half of the unseen rows, judged on the other.
+
+    `coverage` and `kept` are of one half, the means over 20 random halves. `oracle` is the largest coverage that the
+    score allows on all unseen rows, which nobody could know.
+    """
+    power = best_power(seen.gap, seen.norm, seen.kept)
+    return [halves(seen.scores(power), rows.scores(power), rows, level, power, rng) for level in (0.99, 0.995)]
+
+
+def halves(known: Any, scores: Any, rows: Population, level: float, power: float, rng: Any) -> dict[str, Any]:
+    """One line of the table."""
+    found = []
+    for _ in range(20):
+        order = rng.permutation(len(rows.kept))
+        half, other = order[: len(order) // 2], order[len(order) // 2 :]
+        said = walk(curve(known, scores[half], rows.kept[half]), len(half), level, 0.95, power)
+        above = np.zeros(len(other), bool) if said.threshold is None else scores[other] >= said.threshold
+        found.append((float(above.mean()), float(rows.kept[other][above].mean()) if above.any() else None))
+    best = np.argsort(-scores, kind="stable")
+    fine = np.flatnonzero(np.cumsum(rows.kept[best]) / np.arange(1, len(best) + 1) >= level)
+    kept = [share for _, share in found if share is not None]
+    return {
+        "level": level, "power": power, "plain": float(rows.kept.mean()), "coverage": found[0][0], "kept": found[0][1],
+        "mean_coverage": float(np.mean([covered for covered, _ in found])),
+        "mean_kept": float(np.mean(kept)) if kept else None, "named": len(kept) / 20,
+        "oracle": float((fine[-1] + 1) / len(best)) if len(fine) else 0.0,
+    }  # fmt: skip
+
+
+def run_drift() -> dict[str, Any]:
+    """Watches of Otto and digits: false alarms over 3,000 queries, and queries until an alarm under a shift."""
+    out: dict[str, Any] = {}
+    for name in ("otto", "digits"):
+        mlp, X_cal, X = CASES[name]()
+        found = fit(mlp, X_cal, family="shared")
+        rng, size = np.random.default_rng(2026), min(1000, len(X) // 2)
+        logits, label, inside = found.model.logits(X), found.predict(X), lies_inside(X, found.box)
+        alarms = 0
+        for _ in range(DRAWS):
+            order = rng.integers(0, len(X), size + 3000)
+            held, rest = order[:size], order[size:]
+            watch = Watch(summed(found, logits, label, inside, held), found.box, rng=rng)
+            watch.observe(logits[rest[:1500]], X[rest[:1500]], refused=False)
+            watch.observe(logits[rest[1500:]], X[rest[1500:]], refused=False)
+            alarms += watch.drift.alarm is not None
+        allowed = FALSE_ALARMS + 3 * (FALSE_ALARMS * (1 - FALSE_ALARMS) / DRAWS) ** 0.5
+        out[name] = {"hold_out": size, "false_alarms": alarms / DRAWS, "allowed": round(allowed, 5), "draws": DRAWS}
+        for kind, change in shifts(mlp.classes, X, rng).items():
+            times = []
+            for _ in range(20):
+                order = rng.permutation(len(X))
+                held, rest = order[:size], order[size:]
+                watch = Watch(summed(found, logits, label, inside, held), found.box, rng=rng)
+                refused = kind.endswith("refused")
+                times.append(until_alarm(found, watch, change(X[rest], label[rest])[:2000], refused))
+            median, missed = float(np.median(times)), float(np.mean(np.isinf(times)))
+            out[name][kind] = {"queries": median if np.isfinite(median) else None, "missed": missed}
+    return out
+
+
+def shifts(classes: int, X: Any, rng: Any) -> dict[str, Callable[[Any, Any], Any]]:
+    """Other inputs, made of rows and the classes decided for them."""
+    return {
+        "features times 1.5": lambda Z, _: Z * 1.5,
+        "features times 0.5": lambda Z, _: Z * 0.5,
+        "features times 0.5, others refused": lambda Z, _: Z * 0.5,
+        "noise of one standard deviation": lambda Z, _: Z + X.std(axis=0) * rng.normal(size=Z.shape),
+        "half of the classes": lambda Z, y: Z[y < classes // 2],
+        "class 1 twice as often": lambda Z, y: rng.permutation(np.concatenate([Z, Z[y == 1]])),
+    }
+
+
+def summed(found: Fit, logits: Any, label: Any, inside: Any, at: Any) -> Reference:
+    """The summary of the rows `at` as a hold-out."""
+    return reference(found.margins, margins_of(logits[at]), label[at], inside[at], found.mlp.classes)
+
+
+def until_alarm(found: Fit, watch: Watch, X: Any, refused: bool) -> float:
+    """Queries until the alarm, five at a time; infinite without one."""
+    logits = found.model.logits(np.clip(X, *found.box))
+    for at in range(0, len(X), 5):
+        watch.observe(logits[at : at + 5], X[at : at + 5], refused=refused)
+        if watch.drift.alarm is not None:
+            return at + 5
+    return float("inf")
 
 
 def run_compression() -> dict[str, Any]:
@@ -188,7 +272,7 @@ def compressions(mlp: MLP, source: Any, X: Any, size: int) -> dict[str, Any]:
     rng, relu = np.random.default_rng(2026), mlp.decide(X)
     supports, made = [], []
     for _ in range(DRAWS):
-        found = fit(mlp, source[rng.integers(0, len(source), size)], fresh=True)
+        found = fit(mlp, source[rng.integers(0, len(source), size)], fresh=True, family="shared")
         if found.guarantee is not None:
             supports.append(len(found.guarantee.support))
             made.append(float(np.mean(found.predict(X) == relu)))
@@ -206,7 +290,9 @@ def run_hostile() -> dict[str, Any]:
     mlp, X_cal, X = trained("otto")
     rng, size, confidence = np.random.default_rng(2026), 300, 0.9
     delta = delta_of(confidence)
-    fits = [fit(mlp, X_cal[stratified_rows(mlp.decide(X_cal), 495, seed)], seed=seed) for seed in range(24)]
+    fits = [
+        fit(mlp, X_cal[stratified_rows(mlp.decide(X_cal), 495, seed)], seed=seed, family="shared") for seed in range(24)
+    ]
     pool = X_cal[stratified_rows(mlp.decide(X_cal), 495, 0)]
     head = fit(mlp, pool, family="head")
     population, seen = Population(head, X), Population(head, pool)
@@ -232,20 +318,36 @@ def run_hostile() -> dict[str, Any]:
     return out
 
 
+OTHERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "compression": run_compression,
+    "hostile": run_hostile,
+    "drift": run_drift,
+}
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Figures of an earlier run with those of a new one in their places."""
+    both = {name: merged(old[name], value) for name, value in new.items() if isinstance(value, dict) and name in old}
+    return old | new | both
+
+
 def main() -> None:
     """Run the cases that were asked for; each is written when it is done."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "promise.json")
-    parser.add_argument("--case", choices=[*CASES, "compression", "hostile"], action="append")
+    parser.add_argument("--case", choices=[*CASES, *OTHERS], action="append")
+    parser.add_argument("--part", choices=["all", "reliable"], default="all")
     parser.add_argument("--family", default="shared")
     options = parser.parse_args()
-    for name in options.case or [*CASES, "compression", "hostile"]:
+    for name in options.case or [*CASES, *OTHERS]:
         start = time.perf_counter()
-        made = {"compression": run_compression, "hostile": run_hostile}.get(name)
-        result = run_case(name, options.family) if made is None else made()
+        made = OTHERS.get(name)
+        result = run_case(name, options.family, options.part) if made is None else made()
         result["seconds"] = round(time.perf_counter() - start, 1)
         document = json.loads(options.out.read_text()) if options.out.exists() else {}
         key = name if made is not None or options.family == "shared" else f"{name} ({options.family})"
+        if options.part == "reliable":
+            result = merged(document.get(key, {}), result)
         document = {"machine": describe(), **{k: v for k, v in document.items() if k != "machine"}, key: result}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
         print(json.dumps({key: result}), flush=True)

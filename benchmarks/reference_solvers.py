@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from quad4fhe.lift import Lift
-from quad4fhe.plane import Plane
+from quad4fhe.calibration.lift import Lift
+from quad4fhe.calibration.plane import Plane
 
 Vector = NDArray[np.float64]
 

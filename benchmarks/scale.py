@@ -1,11 +1,11 @@
 """Scoring with one and two workers against the machine's own efficiency, and what a task costs, in one run.
 
-    python benchmarks/scale.py --out benchmarks/scale.json [--requests 16] [--rounds 8] [--engines local ray]
+    python benchmarks/scale.py --out benchmarks/scale.json [--requests 16] [--rounds 8] [--pools local ray]
 
 Efficiency is (rate of two workers) / (twice the rate of one). The machine's own is that of a pure BLAS job, matrix
 products that stay in the cache, one process each, measured next to each of the others in every round: two cores that
 share a cache or a clock are not two of one core, and neither are cores that others use too. The BLAS job runs in
-processes that the same engine started, because Linux shares a busy machine between sessions, and local workers have one
+processes that the same pool started, because Linux shares a busy machine between sessions, and local workers have one
 each where Ray's have one together. Scoring is the whole of `quad4fhe score`: files read, evaluated, written, hashed,
 journalled; its files are in the page cache. Medians over rounds, and efficiencies from the medians.
 """
@@ -37,10 +37,12 @@ import numpy as np
 import scale_work
 from machine import describe
 from quad4fhe import plan as make_plan
-from quad4fhe.engines import Engine, Team, Work, engine
+from quad4fhe.folders import score, worker, write_requests
 from quad4fhe.he import container, keys
 from quad4fhe.he.session import Server
-from quad4fhe.scoring import score, worker, write_requests
+from quad4fhe.workers import choose
+from quad4fhe.workers.base import Work
+from quad4fhe.workers.pool import Pool, Workers
 from serve import OTTO, made
 
 BLAS_TASK = 60  # products in a task
@@ -48,19 +50,25 @@ EMPTY_TASKS = 2000
 BYTES_TASKS = 40
 
 
-class Kept:
-    """An engine whose team was opened before, so that starting it is not measured."""
+class Kept(Workers):
+    """Workers whose pool was opened before, so that starting it is not measured."""
 
-    def __init__(self, chosen: Engine, make: Callable[[], Work]) -> None:
+    on_this_machine = True
+
+    def __init__(self, chosen: Workers, make: Callable[[], Work]) -> None:
         started = time.perf_counter()
-        self.name, self.workers, self.here = chosen.name, chosen.workers, True
-        self.team = chosen.open(make)
+        self.name, self.workers = chosen.name, chosen.workers
+        self.pool = chosen.open(make)
         self.start_seconds = time.perf_counter() - started
-        self.pids: list[int] = self.team.gather(["pid"] * chosen.workers)
+        self.pids: list[int] = self.pool.gather(["pid"] * chosen.workers)
+
+    def launch(self) -> Any:
+        """Nothing is started again."""
+        raise NotImplementedError
 
     def open(self, make: Callable[[], Work]) -> Any:
-        """The team that is there; its `with` block does not end it."""
-        return contextlib.nullcontext(self.team)
+        """Return the pool that is open; its `with` block does not end it."""
+        return contextlib.nullcontext(self.pool)
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -78,19 +86,19 @@ def peak_memory(pids: list[int]) -> list[int]:
     return [1024 * int(one["VmHWM"].split()[0]) for one in fields]
 
 
-def blas_rate(team: Team, workers: int, seconds: float) -> float:
+def blas_rate(pool: Pool, workers: int, seconds: float) -> float:
     """Products a second."""
     count = max(4, round(seconds / 0.1)) * workers
     started = time.perf_counter()
-    for done in team.stream((BLAS_TASK for _ in range(count)), ahead=1):
+    for done in pool.stream((BLAS_TASK for _ in range(count)), ahead=1):
         assert done.error is None
     return count * BLAS_TASK / (time.perf_counter() - started)
 
 
-def task_seconds(team: Team, tasks: list[Any]) -> float:
+def task_seconds(pool: Pool, tasks: list[Any]) -> float:
     """Seconds a task that does nothing."""
     started = time.perf_counter()
-    for done in team.stream(tasks, ahead=1):
+    for done in pool.stream(tasks, ahead=1):
         assert done.error is None
     return (time.perf_counter() - started) / len(tasks)
 
@@ -101,12 +109,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--engines", nargs="+", default=["local", "ray"])
+    parser.add_argument("--pools", nargs="+", default=["local", "ray"])
     parser.add_argument("--payloads", nargs="+", default=["files", "bytes"])
     parser.add_argument("--shape", type=int, nargs=3, default=OTTO, metavar=("D", "M", "K"))
     options = parser.parse_args()
     found = made(tuple(options.shape))
-    plan = make_plan(found, samples=2048, layout="batch", precision="fast")
+    plan = make_plan(found, samples=2048, layout="batch", precision="fast", box=found.box)
     result: dict[str, Any] = {"machine": describe("ray"), "shape": options.shape, "requests": options.requests}
     result |= {"ring": plan.chain.ring, "per_request": plan.per_request}
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
@@ -119,18 +127,18 @@ def main() -> None:
         result["request_bytes"] = first.stat().st_size
         result["reply_bytes"] = container.size(plan, container.Kind.reply)
 
-        if "ray" in options.engines:
+        if "ray" in options.pools:
             start_ray(stack)
         blas = {
-            (name, n): stack.enter_context(engine(name, n).open(scale_work.blas))
-            for name in options.engines
+            (name, n): stack.enter_context(choose(name, n).open(scale_work.blas))
+            for name in options.pools
             for n in (1, 2)
         }
         make = partial(scale_work.scorer, partial(worker.make, found.model, plan.to_dict(), {}))
-        teams = {(name, n): Kept(engine(name, n), make) for name in options.engines for n in (1, 2)}
-        for kept in teams.values():
-            stack.callback(kept.team.close)
-        result["start_seconds"] = {f"{name} {n}": kept.start_seconds for (name, n), kept in teams.items()}
+        kept_pools = {(name, n): Kept(choose(name, n), make) for name in options.pools for n in (1, 2)}
+        for kept in kept_pools.values():
+            stack.callback(kept.pool.close)
+        result["start_seconds"] = {f"{name} {n}": kept.start_seconds for (name, n), kept in kept_pools.items()}
 
         series: dict[str, list[float]] = defaultdict(list)
         data = first.read_bytes()
@@ -141,30 +149,30 @@ def main() -> None:
             started = time.perf_counter()
             hashlib.sha256(data).digest()
             series["hash_bytes_per_second"].append(len(data) / (time.perf_counter() - started))
-            for name in options.engines:
+            for name in options.pools:
                 for payload in options.payloads:
                     key = f"{name} {payload}"
                     for n in (1, 2):  # side by side, so that what others do on this machine meets both alike
                         series[f"{key} blas_{n}"].append(blas_rate(blas[name, n], n, 0.7))
-                        driver, workers = time.process_time(), cpu_seconds(teams[name, n].pids)
+                        driver, workers = time.process_time(), cpu_seconds(kept_pools[name, n].pids)
                         out = Path(place) / "replies"
-                        one = score(found, folder, out, engine=teams[name, n], payload=payload)
+                        one = score(found, folder, out, pool=kept_pools[name, n], payload=payload)
                         assert one.answered == options.requests
                         series[f"{key} per_second_{n}"].append(one.per_second)
                         series[f"{key} driver_cpu"].append((time.process_time() - driver) / options.requests)
-                        used = cpu_seconds(teams[name, n].pids) - workers
+                        used = cpu_seconds(kept_pools[name, n].pids) - workers
                         series[f"{key} worker_cpu_{n}"].append(used / options.requests)
                         shutil.rmtree(out)
-        for name in options.engines:
-            with engine(name, 1).open(scale_work.nothing) as team:
-                task_seconds(team, [0] * 100)
+        for name in options.pools:
+            with choose(name, 1).open(scale_work.nothing) as pool:
+                task_seconds(pool, [0] * 100)
                 for _ in range(3):
-                    series[f"{name} empty_task_seconds"].append(task_seconds(team, [0] * EMPTY_TASKS))
-                    series[f"{name} bytes_task_seconds"].append(task_seconds(team, [data] * BYTES_TASKS))
-        result["worker_bytes"] = {name: max(peak_memory(teams[name, 2].pids)) for name in options.engines}
+                    series[f"{name} empty_task_seconds"].append(task_seconds(pool, [0] * EMPTY_TASKS))
+                    series[f"{name} bytes_task_seconds"].append(task_seconds(pool, [data] * BYTES_TASKS))
+        result["worker_bytes"] = {name: max(peak_memory(kept_pools[name, 2].pids)) for name in options.pools}
     result["series"] = series
     result["median"] = m = {key: statistics.median(values) for key, values in series.items()}
-    for key in (f"{name} {payload}" for name in options.engines for payload in options.payloads):
+    for key in (f"{name} {payload}" for name in options.pools for payload in options.payloads):
         m[f"{key} efficiency"] = m[f"{key} per_second_2"] / (2 * m[f"{key} per_second_1"])
         m[f"{key} machine"] = m[f"{key} blas_2"] / (2 * m[f"{key} blas_1"])
         m[f"{key} share"] = m[f"{key} efficiency"] / m[f"{key} machine"]
@@ -175,7 +183,7 @@ def main() -> None:
 
 def start_ray(stack: contextlib.ExitStack) -> None:
     """One Ray for all measurements."""
-    from quad4fhe.engines.ray import ray
+    from quad4fhe.workers.ray import ray
 
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     stack.callback(ray.shutdown)
@@ -195,7 +203,7 @@ def report(result: dict[str, Any], options: argparse.Namespace) -> None:
     m = result["median"]
     print(f"\n{result['request_bytes'] / 1e6:.1f} MB in, {result['reply_bytes'] / 1e6:.1f} MB out a request")
     print(f"in process {1e3 * m['in_process_seconds']:.1f} ms a request")
-    for name in options.engines:
+    for name in options.pools:
         for payload in options.payloads:
             key = f"{name} {payload}"
             print(

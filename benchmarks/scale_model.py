@@ -1,7 +1,7 @@
 """What a scoring run costs on many machines, from the constants that `scale.py` measured: a table of what breaks first.
 
     python benchmarks/scale_model.py benchmarks/scale.json [--machines 100] [--cores 16] [--network 1.25e9]
-        [--storage 10e9] [--rows 100e6] [--engine ray]
+        [--storage 10e9] [--rows 100e6] [--pool ray]
 
 Every limit is in requests a second, and the smallest one is the pace. Network is bytes a second of one machine,
 storage those of the shared file system. CPU times are those of the machine that measured: run `scale.py` on yours.
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 
-def limits(measured: dict[str, Any], engine: str, payload: str, options: argparse.Namespace) -> dict[str, float]:
+def limits(measured: dict[str, Any], pool: str, payload: str, options: argparse.Namespace) -> dict[str, float]:
     """Requests a second that each part could do if the others had no limit."""
     m, moved = measured["median"], measured["request_bytes"] + measured["reply_bytes"]
-    key = f"{engine} {payload}"
+    key = f"{pool} {payload}"
     found = {
         "cores of the workers": options.machines * options.cores / m[f"{key} worker_cpu_1"],
         "network of the workers": options.machines * options.network / moved,
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--network", type=float, default=1.25e9)
     parser.add_argument("--storage", type=float, default=10e9)
     parser.add_argument("--rows", type=float, default=100e6)
-    parser.add_argument("--engine", default="ray")
+    parser.add_argument("--pool", default="ray")
     options = parser.parse_args()
     measured = json.loads(options.measured.read_text())
     requests = math.ceil(options.rows / measured["per_request"])
@@ -48,9 +48,9 @@ def main() -> None:
     into, out = requests * measured["request_bytes"], requests * measured["reply_bytes"]
     print(f"{options.rows:.3g} rows are {requests} requests: {into / 1e9:.0f} GB in, {out / 1e9:.0f} GB out")
     for payload in ("files", "bytes"):
-        cpu = m[f"{options.engine} {payload} worker_cpu_1"]
-        print(f"\n{options.engine}, payload {payload}: {requests * cpu / 3600:.1f} core hours")
-        found = limits(measured, options.engine, payload, options)
+        cpu = m[f"{options.pool} {payload} worker_cpu_1"]
+        print(f"\n{options.pool}, payload {payload}: {requests * cpu / 3600:.1f} core hours")
+        found = limits(measured, options.pool, payload, options)
         for name, rate in sorted(found.items(), key=lambda pair: pair[1]):
             print(f"  {name:24s} {rate:9.1f} requests/s  {rate * cpu:8.1f} workers kept busy  {requests / rate:9.1f} s")
     again = out / m["hash_bytes_per_second"]

@@ -16,9 +16,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from lattice import Instance, bdd, dual_hybrid, estimate, usvp
-from quad4fhe.circuit.chain import SEAL_BITS, SECURE_BITS, Chain, chain
-from quad4fhe.circuit.search_batch import batch_chains
-from quad4fhe.circuit.search_packed import PACKED_CHAINS
+from quad4fhe.layouts.batch.search import batch_chains
+from quad4fhe.layouts.packed.search import PACKED_CHAINS
+from quad4fhe.planning.chains import SEAL_BITS, SECURE_BITS, Chain, chain
 
 PAGE = Path(__file__).parents[1] / "docs" / "security_parameters.md"
 MUCH = 192  # bits; chains above are listed together

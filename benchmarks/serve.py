@@ -52,7 +52,7 @@ def made(shape: tuple[int, int, int]) -> Fit:
     rng = np.random.default_rng(0)
     X = np.clip(rng.normal(size=(300, d)), -3, 3)
     W1, W2 = rng.normal(size=(m, d)) / np.sqrt(d), rng.normal(size=(K, m)) / np.sqrt(m)
-    return fit(MLP(W1, np.zeros(m), W2, -np.median(np.maximum(X @ W1.T, 0) @ W2.T, axis=0)), X)
+    return fit(MLP(W1, np.zeros(m), W2, -np.median(np.maximum(X @ W1.T, 0) @ W2.T, axis=0)), X, family="shared")
 
 
 def in_process(server: Server, request: Request, seconds: float) -> tuple[float, float]:
@@ -158,9 +158,9 @@ def main() -> None:
             plan = Plan.from_dict(httpx.get(f"{base}/plan").json())
             request = next(Client(plan).stream(np.zeros((1, shape[0])).clip(*plan.domain.box)))
             chunks = list(request.chunks)
-            data = b"".join(container.write_request(plan, Request(request.header, chunks)))
+            data = b"".join(container.write_request(plan, Request(request.identity, chunks)))
             size = container.size(plan, container.Kind.reply)
-            local, ready = Server(found, plan), Request(request.header, chunks)
+            local, ready = Server(found, plan), Request(request.identity, chunks)
             in_process(local, ready, 1.0)
             rate, cpu = in_process(local, ready, options.seconds / 4)
             result |= {"ring": plan.chain.ring, "request_bytes": len(data), "in_process_per_second": rate}

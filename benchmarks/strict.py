@@ -23,16 +23,17 @@ import numpy as np
 from adversaries import Case, cases
 from machine import describe
 from quad4fhe import MLP, InputError, fit, plan
-from quad4fhe.circuit.error import BINOMIAL, DITHER, evaluation_error, transform_error
-from quad4fhe.circuit.fold import fold
-from quad4fhe.circuit.plan import Plan
-from quad4fhe.circuit.quantise import quantise
-from quad4fhe.circuit.search_batch import noise_of
-from quad4fhe.circuit.search_packed import noises_of
-from quad4fhe.circuit.simulate import run
-from quad4fhe.circuit.target import Question
 from quad4fhe.he.session import ReplyError, connect
+from quad4fhe.layouts.batch.search import noise_of
+from quad4fhe.layouts.packed.layout import packing_of
+from quad4fhe.layouts.packed.search import noises_of
 from quad4fhe.mlp import decide
+from quad4fhe.planning.fold import fold
+from quad4fhe.planning.integers import quantise
+from quad4fhe.planning.noise import BINOMIAL, DITHER, evaluation_error, transform_error
+from quad4fhe.planning.plan import Plan
+from quad4fhe.planning.simulate import run
+from quad4fhe.planning.target import Question
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,9 @@ def terms(data: Path) -> None:
     for file in sorted((data / "models").glob("*.npz")):
         arrays = np.load(file)
         X = arrays["X_cal"].astype(np.float64)
-        fitted = fit(MLP(arrays["W1"], arrays["b1"], arrays["W2"], arrays["b2"]), X)
+        fitted = fit(MLP(arrays["W1"], arrays["b1"], arrays["W2"], arrays["b2"]), X, family="shared")
         for layout, samples in (("batch", 2048), ("packed", 1)):
-            made = plan(fitted, samples=samples, layout=layout, X=X)
+            made = plan(fitted, samples=samples, layout=layout, X=X, box=fitted.box)
             question = Question(fitted.model, made.domain.box, fitted.margins, X, "strict", samples)
             parts = _batch_terms(question, made) if layout == "batch" else _packed_terms(question, made)
             total = sum(parts.values())
@@ -124,7 +125,7 @@ def terms(data: Path) -> None:
 
 
 def _batch_terms(question: Question, made: Plan) -> dict[str, np.ndarray]:
-    circuit = fold(question.model, question.box, made.form)
+    circuit = fold(question.model, question.box, made.settings["form"])
     running = quantise(circuit, made.scales).dequantised()
     noise = noise_of(question, running, made.chain, made.scales)
     X, pair = question.points, question.deciding
@@ -142,7 +143,7 @@ def _batch_terms(question: Question, made: Plan) -> dict[str, np.ndarray]:
 
 
 def _packed_terms(question: Question, made: Plan) -> dict[str, np.ndarray]:
-    noise = noises_of(question, made.chain, made.packing, [made.scales])[0]
+    noise = noises_of(question, made.chain, packing_of(made), [made.scales])[0]
     X, pair = question.points, question.deciding
     tail = noise.confidence.deviations
     zero = np.zeros(len(X))

@@ -1,0 +1,199 @@
+"""Agreement by degree beside the cost under encryption, ours and approximations of ReLU in the same circuit.
+
+Fits `unitwise` at several degrees to trained models, and takes least squares, Remez and OLA of the same degree as one
+polynomial for all units, rounded in the same way. Every model is planned (strict) and run on test samples through SEAL;
+the server's time is a ratio to the plan of the degree-2 fit in the same file. Writes JSON after every case:
+
+    python benchmarks/degrees.py --models sst5 --degrees 2 3 4 8 --picture docs/assets/degrees.svg
+
+Models other than those of the data folder are read from --folder, as .npz with W1, b1, W2, b2, X_cal and X_test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from machine import describe
+from quad4fhe import MLP, Client, Server, fit, plan
+from quad4fhe.baselines.least_squares import least_squares
+from quad4fhe.baselines.ola import ola_of
+from quad4fhe.baselines.preactivations import preactivations
+from quad4fhe.baselines.remez import remez
+from quad4fhe.fitting.degrees.basis import Basis
+from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
+from quad4fhe.mlp import decide
+from quad4fhe.polynomial import PolynomialModel
+
+DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+BASELINES = ("least squares", "remez", "ola")
+
+
+def load(name: str, folder: Path) -> tuple[MLP, Any, Any]:
+    """A trained model with its calibration and test samples."""
+    path = DATA / "models" / f"{name}.npz"
+    with np.load(path if path.exists() else folder / f"{name}.npz") as z:
+        return MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"], z["X_test"]
+
+
+def approximation(name: str, degree: int, mlp: MLP, X: Any) -> PolynomialModel:
+    """A polynomial that approximates ReLU on the calibration pre-activations, for all units, rounded alike."""
+    seen = preactivations(mlp, X)
+    if name == "ola":
+        polynomial = ola_of(degree, seen)
+    else:
+        polynomial = (least_squares if name == "least squares" else remez)(degree, seen.lo, seen.hi)
+    rows = X[np.random.default_rng(2026).permutation(len(X))[:5000]]
+    basis = Basis.of(mlp, rows, degree, pooled=True)
+    y = np.linspace(seen.lo, seen.hi, 4001)
+    one = MLP(np.ones((1, 1)), np.zeros(1), np.ones((1, 1)), np.zeros(1))
+    single = Basis(*(each[..., :1] for each in (basis.mean, basis.spread, basis.centre, basis.back, basis.scale)))
+    F = single.features(one.hidden(y[:, None])).astype(np.float64)
+    size = np.abs(F).max(axis=0)
+    own = np.linalg.lstsq(np.column_stack([np.ones(y.size), F / size]), polynomial(y), rcond=None)[0]
+    coefficients = np.repeat((own[1:] / size)[:, None], mlp.units, axis=1)
+    units = Units.of(np.full(mlp.units, seen.lo), np.full(mlp.units, seen.hi))
+    return rounded_units(mlp, units, basis, coefficients, mlp.b2 + own[0] * mlp.head_sums, GRID[1])
+
+
+def encrypted(model: Any, X: Any, Xt: Any, samples: int) -> dict[str, Any]:
+    """Plan, run on test samples, and compare with the same model in the clear."""
+    logits = np.sort(model.logits(X), axis=1)
+    margins = np.abs(logits[:, 0]) if model.outputs == 1 else logits[:, -1] - logits[:, -2]
+    box = np.stack([X.min(axis=0), X.max(axis=0)]).astype(np.float64)
+    subject = SimpleNamespace(model=model, box=box, margins=margins)
+    made = plan(subject, samples=samples, X=X, layout="batch")
+    client, server = Client(made), Server(subject, made)
+    server.warm_up()
+    changed, seen, times = 0, 0, []
+    inside = np.clip(Xt[:samples].astype(np.float64), box[0], box[1])
+    for start in range(0, len(inside), made.per_request):
+        part = inside[start : start + made.per_request]
+        t0 = time.process_time()
+        request = client.encrypt(part)[0]
+        encrypted_in = time.process_time() - t0
+        if not start:
+            server.evaluate(request)  # the first one pays for fresh memory
+        t1 = time.process_time()
+        reply = server.evaluate(request)
+        t2 = time.process_time()
+        found = client.decrypt(reply)[: len(part)]
+        times.append((t2 - t1, encrypted_in, time.process_time() - t2))
+        changed += int(np.count_nonzero(decide(found) != model.decide(part)))
+        seen += len(part)
+    server_us, encrypt_us, decrypt_us = (1e6 * min(column) / made.per_request for column in zip(*times, strict=True))
+    return {
+        "ring": made.chain.ring,
+        "primes": len(made.chain.primes),
+        "bits": made.chain.bits,
+        "close": len(made.error.close),
+        "changed": changed,
+        "samples": seen,
+        "server_us": server_us,
+        "client_us": encrypt_us + decrypt_us,
+        "up_bytes": made.forecast.upload_bytes / samples,
+        "down_bytes": made.forecast.download_bytes / samples,
+    }
+
+
+def measure(name: str, method: str, degree: int, seed: int, folder: Path, samples: int) -> dict[str, Any]:
+    """One model, in the clear and encrypted."""
+    mlp, X, Xt = load(name, folder)
+    start, extra = time.process_time(), {}
+    if method in BASELINES:
+        model = approximation(method, degree, mlp, X)
+    else:
+        fitted = fit(mlp, X, family=method, degree=degree, seed=seed)
+        model = fitted.model
+        extra = {"taken": fitted.degree, "regime": str(fitted.regime)}
+    seconds = time.process_time() - start
+    return {
+        "model": name,
+        "method": method,
+        "degree": degree,
+        "seed": seed,
+        **extra,
+        "test": float(np.mean(model.decide(Xt) == mlp.decide(Xt))),
+        "calibration": float(np.mean(model.decide(X) == mlp.decide(X))),
+        "fit_seconds": round(seconds, 1),
+        "encrypted": encrypted(model, X, Xt, min(samples, len(Xt))) if samples else None,
+    }
+
+
+def main() -> None:
+    """Run what is not yet in the file, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--folder", type=Path, default=DATA / "models")
+    parser.add_argument("--models", nargs="+", default=["sst5"])
+    parser.add_argument("--methods", nargs="+", default=["unitwise", *BASELINES])
+    parser.add_argument("--degrees", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--samples", type=int, default=10**6, help="test samples that are encrypted; 0 for none")
+    parser.add_argument("--picture", type=Path, help="also draw the first of the models, as .svg; needs matplotlib")
+    options = parser.parse_args()
+    document: dict[str, Any] = {"results": []}
+    if options.out.exists():
+        document = json.loads(options.out.read_text())
+    known = {(r["model"], r["method"], r["degree"], r["seed"]) for r in document["results"]}
+    for name in options.models:
+        for degree in options.degrees:
+            for method in options.methods:
+                if (name, method, degree, options.seed) not in known:
+                    document["machine"] = describe("seal-python")
+                    case = measure(name, method, degree, options.seed, options.folder, options.samples)
+                    document["results"].append(case)
+                    options.out.write_text(json.dumps(document, indent=1) + "\n")
+                    print(case, flush=True)
+    table(document["results"])
+    if options.picture is not None:
+        picture(document["results"], options.models[0], options.picture)
+
+
+def picture(results: list[dict[str, Any]], model: str, path: Path) -> None:
+    """Decisions lost against server time, both on logarithmic axes, one line for each method."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "degrees"
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.2))
+    for method, marker in (("unitwise", "o"), ("head", "D"), ("ola", "s"), ("remez", "^"), ("least squares", "v")):
+        rows = [r for r in results if (r["model"], r["method"]) == (model, method) and r["encrypted"]]
+        if not rows:
+            continue
+        rows.sort(key=lambda r: r["degree"])
+        x, y = [r["encrypted"]["server_us"] for r in rows], [100 * (1 - r["test"]) for r in rows]
+        axes.plot(x, y, marker=marker, label=method)
+        for r, at in zip(rows, zip(x, y, strict=True), strict=True):
+            axes.annotate(str(r["degree"]), at, textcoords="offset points", xytext=(5, 4), fontsize=8)
+    axes.set(xscale="log", yscale="log", xlabel="server, microseconds of CPU a slot", ylabel="test decisions lost, %")
+    axes.set_title(f"{model}: decisions lost against server time, by degree", fontsize=10)
+    axes.grid(visible=True, which="both", alpha=0.25)
+    axes.legend(fontsize=8)
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+
+
+def table(results: list[dict[str, Any]]) -> None:
+    """Agreement and cost, the server's time over that of unitwise degree 2 of the same model."""
+    first = {r["model"]: r["encrypted"] for r in results if (r["method"], r["degree"]) == ("unitwise", 2)}
+    print("| model | method | degree | test | changed | server / degree 2 | bits | fit, CPU s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for r in results:
+        run, base = r["encrypted"], first.get(r["model"])
+        ratio = f"{run['server_us'] / base['server_us']:.2f}" if run and base else ""
+        shown = (f"{run['changed']} of {run['samples']}", ratio, str(run["bits"])) if run else ("", "", "")
+        cells = (r["model"], r["method"], r["degree"], f"{100 * r['test']:.2f}", *shown, r["fit_seconds"])
+        print(f"| {' | '.join(map(str, cells))} |")
+
+
+if __name__ == "__main__":
+    main()
