@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check fuzz docs notebooks lint lock sbom clean
+.PHONY: demo test check fuzz docs notebooks lint lock sbom release web clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quad4fhe demo
@@ -46,6 +46,17 @@ sbom: $(VENV)/.release
 	$(BIN)/cyclonedx-py requirements $(LOCK) --pyproject pyproject.toml --mc-type library --output-reproducible \
 	  --output-file dist/quad4fhe.cdx.json
 	@echo "dist/quad4fhe.cdx.json"
+
+# Wheels and source archives in dist/, built twice, checked, and tried in an empty environment outside the clone.
+release: $(VENV)/.release
+	$(BIN)/python .ci/release.py
+	$(MAKE) sbom
+
+# The web page, from its source in clients/web: only for those who change it, because the result is committed. Needs npm.
+web:
+	npm --prefix clients/web ci --no-fund --no-audit
+	npm --prefix clients/web run check
+	npm --prefix clients/web run build
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -105,7 +105,7 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
 
 def command_line_page() -> str:
     """The help of every command, as the program itself prints it."""
-    import quad4fhe.cli  # noqa: F401 - this is where the commands enter themselves
+    import quad4fhe.cli  # noqa: F401 - registers the commands
     from quad4fhe.cli.app import app
 
     root: Any = get_command(app)

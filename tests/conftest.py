@@ -67,7 +67,7 @@ def trained() -> Callable[[str], Trained]:
 def ray_session() -> Iterator[None]:
     """One small Ray of four CPUs for all tests, because it takes seconds to start; skipped where Ray is absent."""
     pytest.importorskip("ray", reason="ray is not installed: pip install 'quad4fhe[ray]'")
-    from quad4fhe.engines import ray as adapter
+    from quad4fhe.workers import ray as adapter
 
     adapter.ray.init(
         address="local",

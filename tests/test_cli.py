@@ -15,6 +15,7 @@ import pytest
 import quad4fhe
 from quad4fhe import Fit
 from quad4fhe.cli import main
+from quad4fhe.layouts import LAYOUTS
 
 
 @pytest.fixture
@@ -94,12 +95,37 @@ def test_a_sample_outside_the_box_is_refused_or_clipped(files: Path, capsys: pyt
     fit_file = files / "fit.safetensors"
     assert run(capsys, "fit", files / "model.npz", files / "calib.npz", "-o", fit_file)[0] == 0
     words = ["predict", fit_file, files / "test.npz", "--encrypted"]
-    code, _, err = run(capsys, *words)
+    with np.load(files / "calib.npz") as z, np.load(files / "test.npz") as t:
+        low, high = z["X"].min(axis=0), z["X"].max(axis=0)
+        beyond = np.maximum(low - t["X"], t["X"] - high) / (high - low)
+        np.savez(files / "limits.npz", X=np.stack([np.minimum(low, t["X"].min(0)), np.maximum(high, t["X"].max(0))]))
+    code, _, err = run(capsys, *words, "--widen", "0")
     assert code == 2
-    assert "is outside the box of this plan: feature" in err
-    code, text, _ = run(capsys, *words, "--clip")
+    outside = int((beyond > 0).any(axis=1).sum())
+    assert f"{outside} of {len(beyond)} samples" in err
+    smallest = float(err.partition("plan with --widen ")[2].partition(",")[0])
+    assert smallest - 0.01 < beyond.max() <= smallest
+    for option in (["--widen", str(smallest)], ["--box", files / "limits.npz"]):
+        code, text, _ = run(capsys, *words, *option)
+        assert (code, "moved" in text) == (0, False)
+    code, text, _ = run(capsys, *words, "--widen", "0", "--clip")
     assert code == 0
-    assert "were moved to its edge" in text
+    assert f"{outside} samples lay outside the box and were moved to its edge" in text
+
+
+def test_a_plan_is_used_again(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit_file, kept = files / "fit.safetensors", files / "plan.json"
+    assert run(capsys, "fit", files / "model.npz", files / "calib.npz", "-o", fit_file)[0] == 0
+    words = ["--samples", 40, "--widen", "0", "--clip"]
+    kept.write_text(run(capsys, "plan", fit_file, *words, "--json")[1])
+    assert "a sample outside is moved to the edge" in run(capsys, "plan", fit_file, *words)[1]
+    predict = ["predict", fit_file, files / "test.npz", "--encrypted", "--plan", kept]
+    code, text, _ = run(capsys, *predict)
+    assert code == 0
+    assert "were moved to its edge" in text  # the plan says so, not this command
+    code, _, err = run(capsys, *predict, "--widen", "1")
+    assert code == 2
+    assert "--plan has its own box" in err
 
 
 def test_bench_runs_the_papers_circuit_and_ours(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +134,7 @@ def test_bench_runs_the_papers_circuit_and_ours(files: Path, capsys: pytest.Capt
     assert code == 0
     rows = json.loads(text)["minimum"]
     assert {"Square", "Quad", "Remez-7"} <= {row["scheme"] for row in rows}
-    assert [row["feasible"] for row in rows if row["scheme"].startswith("folded")] == [True, True]
+    assert [row["feasible"] for row in rows if row["scheme"].startswith("folded")] == [True] * len(LAYOUTS.names())
 
 
 def test_the_demo_is_lossless_and_its_files_can_be_used(
@@ -145,7 +171,7 @@ def test_the_demo_is_lossless_and_its_files_can_be_used(
         ("verify good.safetensors calib.npz --model other.npz", 1, "the model that was given"),
         ("verify changed.safetensors calib.npz", 1, "changed or damaged"),
         ("fit overlap.npz test.npz --regime hard", 1, "no shared quadratic"),
-        ("fit overlap.npz test.npz --target-agreement 1", 1, "below the target"),
+        ("fit overlap.npz test.npz --target-agreement 1", 1, "reaches the target of"),
         ("compare model.npz calib.npz", 2, "--test"),
         ("compare model.npz calib.npz --test test.npz --csv no/such/table.csv", 2, "can't write"),
         ("fit model.npz calib.npz --seed -1", 2, "--seed"),
@@ -224,3 +250,16 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     assert err.endswith("quad4fhe: interrupted\n")
     assert "Traceback" not in err
     assert sorted(os.listdir(tmp_path)) == ["calib.npz", "model.npz"]
+
+
+def test_fit_of_a_higher_degree(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = files / "fit.safetensors"
+    words = ("fit", files / "model.npz", files / "test.npz", "-o", out, "--family", "unitwise", "--degree", 3)
+    code, text, _ = run(capsys, *words)
+    assert code == 0
+    assert "unitwise, degree 3" in text
+    assert Fit.load(out).degree == 3
+    code, text, _ = run(capsys, "verify", out, files / "test.npz", "--json")
+    assert (code, json.loads(text)["samples"]) == (0, 40)
+    code, _, error = run(capsys, *words[:-1], 5)
+    assert (code, "--degree is '5'" in error) == (2, True)

@@ -38,7 +38,7 @@ NOT_RUN = {
     "make ": "sets up an environment of its own and may call these tests",
 }
 # Packages that are not in the extra `test`: blocks that import them run where they are installed.
-OPTIONAL = ("torch", "ray")
+OPTIONAL = ("torch", "ray", "mlflow")
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:\A|\n[^\n\-*\d|>][^\n]*\n|\n)\n {4}\S")
@@ -188,7 +188,7 @@ def test_every_block_of_a_page_runs_and_prints_what_is_shown(
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_block_says_what_it_is(page: Path) -> None:
     """A block without a language, or by indentation, would not be run."""
-    assert {block.language for block in blocks(page)} <= {"python", "sh", "text", "math"}
+    assert {block.language for block in blocks(page)} <= {"python", "sh", "text", "math", "tree", "ts"}
     found = INDENTED.search(FENCE.sub("", page.read_text(encoding="utf-8")))
     assert found is None, f"fence this block: {found[0]!r}"
 

@@ -23,7 +23,7 @@ import quad4fhe
 from quad4fhe import MLP, fit
 from quad4fhe.cli import app as frame
 from quad4fhe.cli import main
-from quad4fhe.cli.manual import page
+from quad4fhe.cli.manual import Page
 from quad4fhe.doctor import Examination, Finding
 
 COMMANDS: dict[str, Any] = typer.main.get_command(frame.app).commands  # type: ignore[attr-defined]
@@ -53,8 +53,9 @@ def test_the_manual_page_has_what_a_reader_looks_for(name: str, capsys: pytest.C
     assert code == 0
     assert f"Usage: quad4fhe {name}" in text
     assert f"  quad4fhe {name}" in text.split("Example")[1], "its docstring needs a paragraph that starts with Example:"
-    assert "Exit codes:\n    0    success\n    1    " in text
+    assert "Exit codes:\n  0    success\n  1    " in text
     assert "\x1b" not in text
+    assert not re.search(r"<[a-z]|list\[", text), "a type of Python is no help to a reader; give the option a metavar"
     assert run(capsys, name, "-h")[1] == text
 
 
@@ -69,36 +70,58 @@ def test_every_command_takes_json_and_describes_its_options(name: str) -> None:
 def test_examples_can_be_typed(name: str) -> None:
     """Every option of an example exists, and it has as many arguments as the command asks for."""
     command = COMMANDS[name]
-    lines = [line.strip() for line in command.epilog.splitlines() if line.strip().startswith("quad4fhe ")]
-    assert lines
-    for line in lines:
+    assert command.page.examples
+    for line in command.page.examples:
         words = shlex.split(line.split(" > ")[0])
         assert words[:2] == ["quad4fhe", name]
         command.make_context(name, words[2:])  # raises what the parser would tell the user
 
 
 def test_a_docstring_becomes_a_page() -> None:
-    text, end = page("Do it.\n\nAt length.\n\nExample: quad4fhe it a\nquad4fhe it b\n\nExit 1: it can't\nbe done")
-    assert text == "Do it.\n\nAt length."
-    assert "Examples:\n  quad4fhe it a\n  quad4fhe it b\n" in end
-    assert "1    it can't be done\n" in end
+    page = Page.of("Do it.\n\nAt length.\n\nExample: quad4fhe it a\nquad4fhe it b\n\nExit 1: it can't\nbe done")
+    assert page.text == "Do it.\n\nAt length."
+    assert page.examples == ("quad4fhe it a", "quad4fhe it b")
+    assert page.no == "it can't be done"
 
 
-def test_the_front_page_lists_every_command_in_one_line(
+@pytest.mark.parametrize("name", [*COMMANDS, ""])
+def test_no_line_of_a_page_is_wider_than_the_terminal(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = run(capsys, *name.split(), "--help")[1]
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
+def test_the_front_page_lists_every_command_in_one_whole_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     text = run(capsys, "--help")[1]
     listed = text.split("Commands:\n")[1].split("\n\n")[0].splitlines()
-    assert sorted(line.split()[0] for line in listed) == sorted(COMMANDS)
+    assert [line.split()[0] for line in listed] == list(COMMANDS)
+    assert not [line for line in listed if not line.endswith(".") or line.endswith("...")]
     assert "quad4fhe demo" in text
+
+
+def test_there_is_one_module_per_command() -> None:
+    shared = {"__init__", "app", "manual", "options", "terminal"}
+    modules = {path.stem for path in Path(frame.__file__).parent.glob("*.py")}
+    assert modules - shared == set(COMMANDS) - {"reproduce"}
+
+
+def test_a_value_that_is_not_offered_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "fit", "model.npz", "calib.npz", "--family", "largest")
+    assert code == 2
+    assert err.startswith("quad4fhe: --family is 'largest', wanted one of: ")
+    assert err.count("\n") == 1
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------
 
-GOOD = {"MODEL": "model.npz", "CALIB": "calib.npz", "FIT": "fit.safetensors", "FITS": "fit.safetensors"}
+GOOD = {"MODEL": "model.npz", "CALIB": "calib.npz", "FIT": "fit.safetensors"}
 GOOD |= {"DATA": "test.npz", "URL": "http://127.0.0.1:9", "IN": "requests", "OUT": "replies"}
-FILES = {"MODEL", "CALIB", "FIT", "FITS", "DATA"}
+FILES = {"MODEL", "CALIB", "FIT", "DATA"}
 NOT_WALKED = {"keygen": "its argument is written, not read", "reproduce": "its arguments are names of tables"}
 WALK = [
     (name, param.metavar)
@@ -119,7 +142,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("calib.npz", X=X[:8])
     np.savez("test.npz", X=X)
     np.savez("wide.npz", X=np.ones((3, 4)))
-    fit(MLP(W1, b1, W2, b2), X[:8]).save("fit.safetensors")
+    fit(MLP(W1, b1, W2, b2), X[:8], family="shared").save("fit.safetensors")
     Path("requests").mkdir()
     for suffix in ("npz", "safetensors"):
         Path(f"empty.{suffix}").touch()
@@ -203,6 +226,34 @@ def test_a_certificate_that_is_none_is_one_line(folder: Path, capsys: pytest.Cap
     assert code == 2
     assert "give both as PEM" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "says"),
+    [
+        ("fit", "try family='auto'", "try --family auto"),
+        ("fit", 'use regime="auto".', "use --regime auto."),
+        (
+            "fit",
+            "add holdout=0.1, or rows of their own, and fresh=True",
+            "add --holdout 0.1, or rows of their own, and --fresh",
+        ),
+        ("plan", "take layout='batch', or scale the features", "take --layout batch, or scale the features"),
+        ("fit", "it clips its output; refit it with clip=False", "it clips its output; refit it with clip=False"),
+        ("plan", "N = 4096, a=1", "N = 4096, a=1"),
+    ],
+)
+def test_hints_are_spelled_as_options_of_the_command(command: str, message: str, says: str) -> None:
+    assert frame.as_options(message, command) == says
+
+
+def test_a_target_that_is_missed_hints_at_an_option(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    rng = np.random.default_rng(1)
+    np.savez("hard.npz", W1=rng.normal(size=(9, 3)), b1=np.zeros(9), W2=rng.normal(size=(6, 9)), b2=np.zeros(6))
+    code, _, err = run(capsys, "fit", "hard.npz", "test.npz", "--target-agreement", 1, "--family", "shared")
+    assert code == 1
+    assert "--family auto" in err
+    assert "family=" not in err
 
 
 # --- endings ----------------------------------------------------------------------------------------------------

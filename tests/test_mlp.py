@@ -8,7 +8,7 @@ from hypothesis import given
 
 from quad4fhe import MLP, InputError, QuadraticModel
 from quad4fhe import _arrays as arrays
-from strategies import float_mlps, seeds
+from support.strategies import float_mlps, seeds
 
 GOOD = {"W1": np.ones((3, 2)), "b1": np.ones(3), "W2": np.ones((4, 3)), "b2": np.ones(4)}
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import quad4fhe
-from cases import PAIRS, PAIRS_X
 from quad4fhe import MLP, Client, InputError, Plan, Server, compare, plan, score
 from quad4fhe.report import report
+from support.cases import PAIRS, PAIRS_X
 
 SOURCE = Path(quad4fhe.__file__).parent
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from lattice import Instance, bdd, dual_hybrid, estimate, usvp
-from quad4fhe.circuit.chain import SECURE_BITS
+from quad4fhe.planning.chains import SECURE_BITS
 from security import PAGE, PUBLISHED, chosen
 
 ROW = re.compile(r"^\| (\d+) \| (batch|packed) \| (at most )?(\d+) \| [^|]+ \| (?:over )?([\d.]+) \|", re.MULTILINE)

@@ -6,15 +6,16 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import quad4fhe
-from cases import PAIRS, PAIRS_X
 from quad4fhe import _threads
-from quad4fhe.circuit import plan as planning
+from quad4fhe.layouts.batch import layout as batch
+from support.cases import PAIRS, PAIRS_X
 
 
 def blas_threads() -> set[int]:
@@ -27,7 +28,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in _threads._CHOICES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(_threads, "_usable", lambda: 2)
+    monkeypatch.setattr(_threads, "_affinity", lambda: 2)
     with threadpool_limits(2, user_api="blas"):
         assert blas_threads() == {2}
         yield
@@ -37,13 +38,13 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Any:
 def inside_plan(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     """The numbers of threads while plans are made."""
     seen: list[set[int]] = []
-    search = planning.search_batch
+    search = batch.search_batch
 
-    def watched(*words: Any) -> Any:
+    def watched(*words: Any, **options: Any) -> Any:
         seen.append(blas_threads())
-        return search(*words)
+        return search(*words, **options)
 
-    monkeypatch.setattr(planning, "search_batch", watched)
+    monkeypatch.setattr(batch, "search_batch", watched)
     return seen
 
 
@@ -68,7 +69,7 @@ def test_a_number_in_the_environment_is_respected(
 @pytest.mark.usefixtures("untouched")
 def test_a_limit_by_threadpoolctl_is_respected(inside_plan: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(_threads, "_usable", lambda: 8)
+    monkeypatch.setattr(_threads, "_affinity", lambda: 8)
     quad4fhe.plan(PAIRS, samples=10, layout="batch")  # the fixture's own two threads of eight cores are a choice
     assert all(threads == {2} for threads in inside_plan)
 
@@ -77,7 +78,9 @@ def test_a_limit_by_threadpoolctl_is_respected(inside_plan: list[set[int]], monk
 def test_a_fit_takes_one_thread_whatever_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
     seen = []
-    found = quad4fhe.fit(PAIRS.mlp, PAIRS_X, progress=lambda what, *_: seen.append((what, blas_threads())))
+    found = quad4fhe.fit(
+        PAIRS.mlp, PAIRS_X, progress=lambda what, *_: seen.append((what, blas_threads())), family="shared"
+    )
     assert [threads for what, threads in seen if what != "lift"]
     assert all(threads == {1} for what, threads in seen if what != "lift")
     assert found.model.sha256 == PAIRS.model.sha256
@@ -100,7 +103,7 @@ def test_what_libraries_start_with_is_nobodys_choice(
     threads: int, cores: int, api: str, free: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(_threads, "_usable", lambda: cores)
+    monkeypatch.setattr(_threads, "_affinity", lambda: cores)
     assert _threads._untouched({"num_threads": threads, "internal_api": api}) is free
 
 
@@ -138,3 +141,26 @@ def test_the_command_line_starts_with_one_thread_unless_told_otherwise(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == str(wanted)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1),
+        ({"cpu.max": "300000 100000\n"}, 3),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu.max": "1000 100000\n"}, 1),
+        ({}, 8),
+    ],
+)
+def test_a_containers_quota_limits_the_cores(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(_threads, "_CGROUP", tmp_path)
+    monkeypatch.setattr(_threads, "_affinity", lambda: 8)
+    assert _threads.usable_cores() == cores

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quad4fhe.circuit.plan import Plan
-from quad4fhe.circuit.quantise import IntegerCircuit, Scales
 from quad4fhe.he import container
-from quad4fhe.he.batch import BatchEvaluator
+from quad4fhe.he.container import Identity, Reply, Request
 from quad4fhe.he.seal import Context, SecretKey
-from quad4fhe.he.session import Header, Reply, Request
+from quad4fhe.layouts.batch.evaluation import BatchEvaluator
+from quad4fhe.layouts.packed.layout import packing_of
+from quad4fhe.planning.integers import IntegerCircuit, Scales
+from quad4fhe.planning.plan import Plan
 
 FOLDER = Path(__file__).parent / "vectors"
 
@@ -67,7 +68,7 @@ def test_a_plan_has_the_hash_of_the_vectors(layout: str) -> None:
     again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
     assert again.sha256 == made.sha256
     if layout == "packed":
-        assert made.packing.steps() == generate.PACKED_STEPS
+        assert packing_of(made).steps() == generate.PACKED_STEPS
 
 
 @pytest.mark.parametrize("facts", read("containers"), ids=lambda facts: facts["name"])
@@ -77,18 +78,18 @@ def test_containers_are_read_and_written_to_the_byte(facts: dict[str, Any]) -> N
     assert (len(data), data[:132].hex(), data[-32:].hex()) == (facts["bytes"], facts["header"], facts["sha256"])
     assert container.size(made, kind) == facts["bytes"]
     assert container.form(made, kind).shape == tuple(facts["shape"])
-    assert container.peek(data).plan == made.sha256
+    assert container.peek(data)[1].plan == made.sha256
     if kind is container.Kind.keys:
         key, found = container.read_keys(made, io.BytesIO(data))
         assert b"".join(container.write_keys(made, key, found)) == data
     elif kind is container.Kind.request:
         request = container.read_request(made, io.BytesIO(data))
         chunks = list(request.chunks)
-        assert request.header == Header(made.sha256, made.model_id, generate.KEY, generate.NONCE)
-        assert b"".join(container.write_request(made, Request(request.header, chunks))) == data
+        assert request.identity == Identity(made.sha256, made.model_id, generate.KEY, generate.NONCE)
+        assert b"".join(container.write_request(made, Request(request.identity, chunks))) == data
     else:
         reply = container.read_reply(made, io.BytesIO(data))
-        assert b"".join(container.write_reply(made, Reply(reply.header, reply.residues))) == data
+        assert b"".join(container.write_reply(made, Reply(reply.identity, reply.chunks))) == data
 
 
 def test_residues_in_seals_order_stand_for_the_slots_of_the_vectors() -> None:
@@ -119,9 +120,12 @@ def test_integer_weights_make_the_reply_of_the_vectors(skip: bool, kernel: Any) 
         shift=np.zeros(2),
         scales=Scales(8, 4, 4),
     )
-    request = np.array(generate.synthetic((2, 2, 2, made.chain.ring), made.chain.primes), dtype=np.uint32)
-    chunks = request.reshape(2, 2, 2, made.chain.ring)
+    request = np.array(generate.synthetic((2, 1, 2, made.chain.ring), made.chain.primes), dtype=np.uint32)
+    chunks = request.reshape(2, 1, 2, made.chain.ring)
+    seed = np.frombuffer(generate.SEED, dtype=np.uint8)[None]
     evaluator = BatchEvaluator(circuit, made.chain, kernel)
     name = "with_skip" if skip else "without_skip"
-    assert in_short(evaluator.evaluate([chunks])) == wanted[name]
-    assert in_short(evaluator.evaluate([chunks[:1], chunks[1:]])) == wanted[name]
+    (reply,) = evaluator.evaluate([seed, chunks])
+    assert in_short(reply) == wanted[name]
+    (reply,) = evaluator.evaluate([seed, chunks[:1], chunks[1:]])
+    assert in_short(reply) == wanted[name]

@@ -1,6 +1,6 @@
 """Run a trained one-hidden-layer ReLU classifier on encrypted data, keeping its decisions.
 
-What to call, in this order:
+A typical program:
 
     mlp = MLP.load("model.onnx")          # the trained classifier; also from_sklearn, from_torch, MLP(W1, b1, W2, b2)
     X_cal, _ = read_samples("calib.npz", "calibration")
@@ -8,26 +8,25 @@ What to call, in this order:
     found = fit(mlp, X_cal)               # a polynomial model that keeps its decisions, with a certificate
     verify(found, mlp, X_cal)             # rechecks the certificate, exactly and without the solvers
     found.agreement(X_test)               # the share of decisions that is kept on other samples
-    chosen = plan(found, samples=2048)    # every encryption parameter; describe(chosen) says it in words
+    chosen = plan(found, samples=2048)    # every encryption parameter; describe(chosen) explains them
     client, server = Client(chosen), Server(found, chosen)
     server.register(client.key_id, client.evaluation_keys())
     decisions = client.decide([server.evaluate(request) for request in client.encrypt(X_test)])
 
-`compare` shows other replacements of ReLU beside it, `QuadraticReplacement` is the same as a scikit-learn estimator,
-`Remote` asks a server that `quad4fhe serve` runs, and `score` answers folders of encrypted requests. Every error that
-is raised on purpose is a Quad4FHEError. Names are loaded when they are first used, so importing quad4fhe is quick.
+`compare` evaluates other replacements of ReLU, `QuadraticReplacement` is a scikit-learn estimator, `Remote` queries a
+server that `quad4fhe serve` runs, and `score` answers folders of encrypted requests. Every error that is raised on
+purpose is a Quad4FHEError. Names are loaded at their first use, so `import quad4fhe` is quick.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quad4fhe import layouts as _layouts  # noqa: F401 - registers them, so that plans find their layout
+
 if TYPE_CHECKING:
-    from quad4fhe._rows import Rows
-    from quad4fhe.certificate import Certificate, Verified, verify
-    from quad4fhe.circuit.describe import describe
-    from quad4fhe.circuit.plan import Plan, plan
-    from quad4fhe.data.files import read_samples
+    from quad4fhe.baselines.compare import compare
+    from quad4fhe.baselines.comparison import Comparison
     from quad4fhe.errors import (
         CertificateError,
         FitError,
@@ -36,19 +35,24 @@ if TYPE_CHECKING:
         Quad4FHEError,
         TargetNotReachedError,
     )
-    from quad4fhe.estimator import QuadraticReplacement
-    from quad4fhe.evidence import Evidence
     from quad4fhe.fitting.cascade import fit
     from quad4fhe.fitting.result import Fit
+    from quad4fhe.folders.run import score
     from quad4fhe.he.session import Client, ReplyError, Server
+    from quad4fhe.io.rows import Rows
+    from quad4fhe.io.samples import read_samples
+    from quad4fhe.layouts.planner import plan
     from quad4fhe.mlp import MLP
-    from quad4fhe.polynomials.compare import compare
-    from quad4fhe.polynomials.comparison import Comparison
-    from quad4fhe.quadratic import QuadraticModel
-    from quad4fhe.scoring.run import score
+    from quad4fhe.planning.describe import describe
+    from quad4fhe.planning.plan import Plan
+    from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+    from quad4fhe.proof.certificate import Certificate
+    from quad4fhe.proof.evidence import Evidence
+    from quad4fhe.proof.verification import Verified, verify
     from quad4fhe.serve.client import Remote
+    from quad4fhe.sklearn import QuadraticReplacement
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "MLP",
@@ -62,6 +66,7 @@ __all__ = [
     "InputError",
     "MissingExtraError",
     "Plan",
+    "PolynomialModel",
     "Quad4FHEError",
     "QuadraticModel",
     "QuadraticReplacement",
@@ -82,32 +87,33 @@ __all__ = [
 
 _HOME = {
     "MLP": "mlp",
-    "Certificate": "certificate",
+    "Certificate": "proof.certificate",
     "CertificateError": "errors",
     "Client": "he.session",
-    "Comparison": "polynomials.comparison",
-    "Evidence": "evidence",
+    "Comparison": "baselines.comparison",
+    "Evidence": "proof.evidence",
     "Fit": "fitting.result",
     "FitError": "errors",
     "InputError": "errors",
     "MissingExtraError": "errors",
-    "Plan": "circuit.plan",
+    "Plan": "planning.plan",
     "Quad4FHEError": "errors",
-    "QuadraticModel": "quadratic",
-    "QuadraticReplacement": "estimator",
+    "PolynomialModel": "polynomial",
+    "QuadraticModel": "polynomial",
+    "QuadraticReplacement": "sklearn",
     "Remote": "serve.client",
     "ReplyError": "he.session",
-    "Rows": "_rows",
+    "Rows": "io.rows",
     "Server": "he.session",
     "TargetNotReachedError": "errors",
-    "Verified": "certificate",
-    "compare": "polynomials.compare",
-    "describe": "circuit.describe",
+    "Verified": "proof.verification",
+    "compare": "baselines.compare",
+    "describe": "planning.describe",
     "fit": "fitting.cascade",
-    "plan": "circuit.plan",
-    "read_samples": "data.files",
-    "score": "scoring.run",
-    "verify": "certificate",
+    "plan": "layouts.planner",
+    "read_samples": "io.samples",
+    "score": "folders.run",
+    "verify": "proof.verification",
 }
 """Public names and their modules; a test compares it with the imports above, which type checkers read."""
 
@@ -124,7 +130,7 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any na
 
 
 def __dir__() -> list[str]:
-    """Every name that can be loaded here; `help` loads them all, so without scikit-learn its estimator is not named."""
+    """Every name that can be loaded; `help` loads them all, so without scikit-learn its estimator is left out."""
     from importlib.util import find_spec
 
     absent = set() if find_spec("sklearn") else {"QuadraticReplacement"}

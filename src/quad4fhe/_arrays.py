@@ -1,6 +1,6 @@
-"""The one place where arrays from outside are checked: shape, numbers, finiteness.
+"""Checks of arrays from outside: shape, numbers, finiteness; and their digests.
 
-What a bad value means to the caller is said here once; every module above works with checked float64 arrays.
+Every other module works with checked float64 arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK_BYTES = 4 * 2**20  # working memory of one streamed chunk; small enough to
 
 
 class Sliceable(Protocol):
-    """What can be read by rows: an array, or a source that is not in memory."""
+    """An array, or a source that is not in memory: anything that can be read by rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,22 +84,27 @@ def samples(name: str, value: ArrayLike, columns: int) -> NDArray[Any]:
     return array
 
 
-def row_chunks(name: str, array: Sliceable, row_bytes: int, first_row: int = 0) -> Iterator[tuple[slice, Array]]:
-    """Yield (rows, float64 chunk) over a sample matrix, each chunk near CHUNK_BYTES of `row_bytes` rows.
+def row_chunks(
+    name: str, array: Sliceable, row_bytes: int, span: slice | None = None, *, check: bool = True
+) -> Iterator[tuple[slice, Array]]:
+    """Yield (rows, float64 chunk) over a sample matrix, each chunk near CHUNK_BYTES at `row_bytes` per row.
 
-    `first_row` is what an error calls the first of them.
+    `span` selects some rows; the yielded slices count from its start, error messages from the start of the matrix.
+    Without `check` the numbers are known to be finite.
     """
+    first, stop = (0, array.shape[0]) if span is None else (span.start, span.stop)
     step = max(1, CHUNK_BYTES // max(1, row_bytes))
-    for start in range(0, array.shape[0], step):
-        rows = slice(start, min(start + step, array.shape[0]))
-        with np.errstate(over="ignore"):  # of wider floats; what overflows is refused in the next line
-            chunk = np.ascontiguousarray(array[rows], dtype=np.float64)
-        _require_finite(name, chunk, first_row=first_row + start)
-        yield rows, chunk
+    for start in range(first, stop, step):
+        end = min(start + step, stop)
+        with np.errstate(over="ignore"):  # of wider floats; the check below rejects what overflows
+            chunk = np.ascontiguousarray(array[start:end], dtype=np.float64)
+        if check:
+            _require_finite(name, chunk, first_row=start)
+        yield slice(start - first, end - first), chunk
 
 
 def sha256(tag: str, arrays: Iterable[Array]) -> str:
-    """A hash of numbers and shapes; `tag` keeps the hashes of different kinds of thing apart."""
+    """The SHA-256 of numbers and shapes; `tag` separates the hashes of different kinds of objects."""
     digest = hashlib.sha256(tag.encode())
     for array in arrays:
         digest.update(np.array(array.shape, dtype="<u8").tobytes())
@@ -108,7 +113,7 @@ def sha256(tag: str, arrays: Iterable[Array]) -> str:
 
 
 def samples_sha256(name: str, array: Sliceable) -> str:
-    """A hash of a sample matrix by value: the same for float32 and float64 copies of the same numbers."""
+    """The SHA-256 of a sample matrix by value: the same for float32 and float64 copies of the same numbers."""
     digest = hashlib.sha256(b"quad4fhe-samples-1")
     digest.update(np.array(array.shape, dtype="<u8").tobytes())
     for _, chunk in row_chunks(name, array, 8 * max(1, array.shape[1])):

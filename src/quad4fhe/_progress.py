@@ -1,4 +1,4 @@
-"""How long work tells how far it is: a callable (what, done, total), total 0 where it is not known."""
+"""The progress callback: called with (what, done, total); total is 0 if it is not known."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Report to nobody."""
+    """Ignore the progress."""

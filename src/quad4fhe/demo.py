@@ -1,6 +1,6 @@
-"""The first run of a newcomer: train, fit, verify, plan, encrypt, predict, report, on data of scikit-learn.
+"""The demo: train, fit, verify, plan, encrypt, predict and report on a dataset of scikit-learn.
 
-Decides the story of the demo. It calls the same functions a user calls and prints nothing itself.
+It calls the functions that users call, and prints nothing itself.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 
 from quad4fhe._progress import Progress, silent
-from quad4fhe.certificate import Verified, verify
-from quad4fhe.circuit.domain import widened
-from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.fitting import Fit, fit
 from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.predict import Prediction, predict_encrypted
+from quad4fhe.layouts.planner import plan
 from quad4fhe.mlp import MLP
-from quad4fhe.report import Options, Source, report, require_matplotlib
-
-_WIDEN = 0.5  # new patients are not all inside the range of the old ones
+from quad4fhe.names import names_of
+from quad4fhe.planning.plan import Plan
+from quad4fhe.proof.verification import Verified, verify
+from quad4fhe.report.document import report, require_extra
+from quad4fhe.report.findings import Options, Source
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo made: fit, evidence, plan, encrypted prediction, accuracies on the test part, and the files."""
+    """The results: fit, verification, plan, encrypted prediction, accuracies on the test part, and the files."""
 
     fit: Fit
     verified: Verified
@@ -42,7 +42,7 @@ class Demo:
 def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     """Train a small classifier on the breast-cancer data, replace its ReLU, verify, and decide the test part encrypted.
 
-    The page that explains it is written last.
+    The report is written last.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,15 +55,15 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     marker = folder / ".quad4fhe-demo"
     if not marker.exists() and any(path.exists() for path in files.values()):
         raise InputError(f"{folder} holds files that the demo would overwrite; choose another with --folder")
-    require_matplotlib()
+    require_extra()
     progress("train", 0, 0)
-    model, X_cal, X_test, y_test, classes = _train()
-    mlp = MLP.from_sklearn(model)
+    model, X_cal, X_test, y_test, classes, columns = _train()
+    mlp = MLP.from_sklearn(model).named(names_of(columns, classes))
     fitted = fit(mlp, X_cal, X_test=X_test, progress=progress)
     try:
         marker.touch()
-        np.savez(files["calibration"], X=X_cal, classes=classes)
-        np.savez(files["test"], X=X_test, y=y_test, classes=classes)
+        np.savez(files["calibration"], X=X_cal, classes=classes, features=columns)
+        np.savez(files["test"], X=X_test, y=y_test, classes=classes, features=columns)
         np.savez(files["model"], W1=mlp.W1, b1=mlp.b1, W2=mlp.W2, b2=mlp.b2)
     except OSError as error:
         raise InputError(f"can't write to {folder}: {error.strerror or error}") from None
@@ -71,15 +71,15 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     verified = verify(Fit.load(files["fit"]), mlp, X_cal, progress)
     progress("plan", 0, 0)
     machine = calibrate()
-    made = plan(fitted, samples=len(X_test), X=X_cal, box=widened(fitted.box, _WIDEN), machine=machine)
-    prediction = predict_encrypted(fitted, made, X_test, clip=True, progress=progress)
+    made = plan(fitted, samples=len(X_test), X=X_cal, machine=machine)
+    prediction = predict_encrypted(fitted, made, X_test, progress=progress)
     report(
         fitted,
         X_cal,
         X_test,
         y_test,
         classes=classes.tolist(),
-        options=Options(samples=len(X_test), widen=_WIDEN, machine=machine),
+        options=Options(samples=len(X_test), machine=machine, bill=prediction.bill),
         source=Source("Breast cancer", str(files["fit"]), str(files["calibration"]), str(files["test"])),
         progress=progress,
     ).save(files["report"])
@@ -94,8 +94,8 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     )
 
 
-def _train() -> tuple[Any, Any, Any, Any, Any]:
-    """A fitted pipeline, its calibration rows, test rows with their labels, and the names of the classes."""
+def _train() -> tuple[Any, Any, Any, Any, Any, Any]:
+    """A fitted pipeline, its calibration rows, test rows with their labels, and the names of classes and features."""
     try:
         from sklearn.datasets import load_breast_cancer
         from sklearn.exceptions import ConvergenceWarning
@@ -110,7 +110,7 @@ def _train() -> tuple[Any, Any, Any, Any, Any]:
     X_cal, X_test, y_cal, y_test = train_test_split(X, y, test_size=0.2, stratify=y, random_state=2026)
     model = make_pipeline(StandardScaler(), MLPClassifier((64,), max_iter=60, random_state=2026))
     with warnings.catch_warnings():
-        # Sixty epochs are enough for this data; scikit-learn would rather train on until the loss stands still.
+        # Sixty epochs are enough for this data; scikit-learn warns that the loss still changes.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X_cal, y_cal)
-    return model, X_cal, X_test, y_test, loaded.target_names
+    return model, X_cal, X_test, y_test, loaded.target_names, loaded.feature_names

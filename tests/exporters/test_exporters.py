@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X
 from conftest import MODELS, Trained
 from quad4fhe import MLP, Fit, InputError, MissingExtraError, QuadraticModel, fit
-from quad4fhe.exact import decisions
-from quad4fhe.exporters import changed_decisions, export, read
-from reference_models import assert_refused
+from quad4fhe.exporters import changed_decisions, export, folded, read
+from quad4fhe.proof.exact import decisions
+from support.cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X
+from support.reference_models import assert_refused
 
 CASES = {"binary": (LOSSLESS, LOSSLESS_X), "four classes": (PAIRS, PAIRS_X)}
 
@@ -45,7 +47,7 @@ def test_the_graph_has_no_other_operations_than_gemm_mul_and_add(case: str, dtyp
     fitted, _ = CASES[case]
     proto = fitted.to_onnx(dtype=dtype)
     assert [node.op_type for node in proto.graph.node] == ["Gemm", "Mul", "Gemm", "Gemm", "Add"]
-    assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 13)]
+    assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 14)]
     assert [value.name for value in proto.graph.output] == ["logits"]
     told = {entry.key: entry.value for entry in proto.metadata_props}
     assert told["quad4fhe.family"] == fitted.family
@@ -81,7 +83,7 @@ def test_on_an_exact_tie_the_label_is_that_of_the_fit(outputs: int) -> None:
 def test_real_models_decide_in_onnxruntime_as_the_fit_does(name: str, trained: Callable[[str], Trained]) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")
     model = trained(name)
-    fitted = fit(model.mlp, model.X_cal[:2000], polish=False)
+    fitted = fit(model.mlp, model.X_cal[:2000], polish=False, family="shared")
     X = model.X_test
     exact = decisions(fitted.model, X)
     wanted = fitted.predict(X)
@@ -191,6 +193,78 @@ def test_any_model_survives_the_round_trip(d: int, m: int, K: int, size: float, 
     np.testing.assert_allclose(run_onnx(proto, X, "float64")[0], model.logits(X), rtol=0, atol=room)
 
 
+# --- folded -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_folded_graph_is_affine_square_affine_and_the_same_function(case: str) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    fitted, X = CASES[case]
+    proto = fitted.to_onnx(folded=True)
+    assert [node.op_type for node in proto.graph.node] == ["Gemm", "Mul", "Gemm"]
+    wanted = fitted.model.logits(X)
+    np.testing.assert_allclose(run_onnx(proto, X, "float64")[0], wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("free", [True, False])
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.floats(1e-6, 1e6), st.integers(0, 2**20))
+def test_folding_keeps_the_function(free: bool, d: int, m: int, K: int, size: float, seed: int) -> None:
+    """Against exact fractions, for heads with a common offset per unit and for free ones."""
+    rng = np.random.default_rng(seed)
+    W1, b1, S = rng.normal(size=(m, d)), rng.normal(size=m), size * rng.normal(size=(K, m))
+    T = rng.normal(size=(K, m)) if free else S * rng.normal(size=m)
+    model = QuadraticModel(W1, b1, S, T, rng.normal(size=K))
+    out = folded(model)
+    assert not out.T.any()
+    assert out.units in ((m, m + 2 * K) if free else (m,))
+    x = [Fraction(float(v)) for v in rng.normal(size=d)]
+
+    def exact(each: QuadraticModel) -> list[tuple[Fraction, Fraction]]:
+        """Every logit, and the sum of its absolute terms."""
+        y = [
+            sum((Fraction(float(w)) * v for w, v in zip(row, x, strict=True)), Fraction(float(b)))
+            for row, b in zip(each.W1, each.b1, strict=True)
+        ]
+        rows = [
+            [Fraction(float(s)) * u * u for s, u in zip(each.S[k], y, strict=True)]
+            + [Fraction(float(t)) * u for t, u in zip(each.T[k], y, strict=True)]
+            + [Fraction(float(each.c[k]))]
+            for k in range(K)
+        ]
+        return [(sum(row, Fraction()), sum(map(abs, row), Fraction())) for row in rows]
+
+    for (found, terms), (wanted, others) in zip(exact(out), exact(model), strict=True):
+        assert abs(found - wanted) <= Fraction(1, 10**13) * (1 + terms + others) * (1 + len(x)) * out.units
+
+
+def test_a_folded_model_comes_back_from_every_format(tmp_path: Path) -> None:
+    for suffix in (".onnx", ".pt", ".npz"):
+        if suffix != ".npz" and importlib.util.find_spec(suffix.strip(".").replace("pt", "torch")) is None:
+            continue
+        PAIRS.export(tmp_path / f"model{suffix}", folded=True)
+        assert read(tmp_path / f"model{suffix}").sha256 == folded(PAIRS.model).sha256
+    assert not read(tmp_path / "model.npz").A[0].any()
+
+
+def test_a_fixed_batch_is_in_the_graph(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    proto = PAIRS.to_onnx(batch=1, labels=True)
+    shown = [*proto.graph.input, *proto.graph.output]
+    assert [value.type.tensor_type.shape.dim[0].dim_value for value in shown] == [1, 1, 1]
+    X = np.zeros((1, PAIRS.mlp.features))
+    np.testing.assert_allclose(run_onnx(proto, X, "float64")[0], PAIRS.model.logits(X))
+
+
+def test_a_folded_torch_module_has_two_layers(torch: Any) -> None:
+    net = PAIRS.to_torch(folded=True)
+    assert sorted(dict(net.named_children())) == ["hidden", "squares"]
+    X = np.random.default_rng(5).normal(size=(20, PAIRS.mlp.features))
+    wanted = PAIRS.model.logits(X)
+    with torch.no_grad():
+        found = net(torch.from_numpy(X)).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
+
+
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.npz"
     PAIRS.export(path)
@@ -217,6 +291,8 @@ def huge() -> Fit:
         (lambda folder: PAIRS.export(folder / "model"), ["no suffix"]),
         (lambda folder: PAIRS.export(folder / "no" / "model.npz"), ["can't write", "No such file"]),
         (lambda folder: PAIRS.export(folder / "m.npz", labels=True), ["labels are an output of an ONNX graph"]),
+        (lambda folder: PAIRS.export(folder / "m.npz", batch=1), ["only an ONNX graph has a fixed number of rows"]),
+        (lambda folder: PAIRS.export(folder / "m.onnx", batch=0), ["the batch is 0", "at least 1 row"]),
         (lambda folder: PAIRS.export(folder / "m.npz", dtype="float16"), ["'float16'", "'float64' or 'float32'"]),
         (lambda folder: huge().export(folder / "m.npz", dtype="float32"), ["W1", "export in float64"]),
         (lambda folder: read(folder / "none.npz"), ["none.npz", "no such file"]),
@@ -256,3 +332,48 @@ def test_exporting_needs_neither_the_fit_nor_its_calibration_data(tmp_path: Path
     loaded = Fit.load(tmp_path / "fit.safetensors")
     export(loaded.model, tmp_path / "model.npz", loaded._origin())
     assert read(tmp_path / "model.npz").sha256 == LOSSLESS.model.sha256
+
+
+# --- Degrees above two --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cubic() -> tuple[Fit, NDArray[Any]]:
+    rng = np.random.default_rng(3)
+    mlp = MLP(rng.standard_normal((8, 4)), rng.standard_normal(8), rng.standard_normal((3, 8)), np.zeros(3))
+    X = rng.standard_normal((120, 4))
+    return fit(mlp, X, family="unitwise", degree=3), X
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".onnx", ".pt"])
+def test_a_fit_of_degree_three_comes_back_from_every_format(
+    cubic: tuple[Fit, NDArray[Any]], suffix: str, tmp_path: Path
+) -> None:
+    pytest.importorskip({".onnx": "onnx", ".pt": "torch"}.get(suffix, "numpy"))
+    fitted, X = cubic
+    path = tmp_path / f"model{suffix}"
+    fitted.export(path)
+    assert read(path).sha256 == fitted.model.sha256
+    assert changed_decisions(fitted.model, path, X, "float64") == 0
+
+
+def test_a_higher_degree_is_not_folded(cubic: tuple[Fit, NDArray[Any]], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="only a model of degree 2 can be folded, and this has degree 3"):
+        cubic[0].export(tmp_path / "model.npz", folded=True)
+
+
+def test_other_runtimes_give_the_logits_of_degree_three(cubic: tuple[Fit, NDArray[Any]]) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    fitted, X = cubic
+    proto = fitted.to_onnx(labels=True)
+    assert {node.op_type for node in proto.graph.node} == {"Gemm", "Mul", "Add", "ArgMax"}
+    logits, labels = run_onnx(proto, X, "float64")
+    assert np.allclose(logits, fitted.model.logits(X), rtol=1e-9, atol=1e-9)
+    assert np.array_equal(labels, fitted.predict(X))
+
+
+def test_the_torch_module_of_degree_three_is_the_model(cubic: tuple[Fit, NDArray[Any]]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    fitted, X = cubic
+    logits = fitted.to_torch()(torch.from_numpy(X)).detach().numpy()
+    assert np.allclose(logits, fitted.model.logits(X), rtol=1e-9, atol=1e-9)

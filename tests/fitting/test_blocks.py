@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quad4fhe.fitting import extremes, overlap
-from quad4fhe.fitting.bestline import best_line
-from quad4fhe.fitting.extremes import lowest
-from quad4fhe.fitting.overlap import Line, best_on, deepest, kept_intervals
-from quad4fhe.fitting.planar import separate
-from quad4fhe.lift import Lift
-from quad4fhe.plane import Plane
-from strategies import grid_points, lifts, overlapping_planes, seeds
+from quad4fhe.calibration.lift import Lift, Statistics
+from quad4fhe.calibration.plane import Plane
+from quad4fhe.fitting import polish, reduced_hulls
+from quad4fhe.fitting.binary import best_line
+from quad4fhe.fitting.hulls import separate
+from quad4fhe.fitting.polish import Line, best_on, deepest, kept_intervals
+from quad4fhe.fitting.reduced_hulls import lowest
+from support.strategies import grid_points, lifts, overlapping_planes, seeds
 
 sizes = st.integers(1, 20)
 
@@ -24,13 +24,14 @@ sizes = st.integers(1, 20)
 @given(grid_points(), sizes)
 def test_the_hull_of_hulls_is_the_hull_down_to_the_rows_it_names(drawn, size: int) -> None:
     points, positive = drawn
-    whole = Plane(points, positive, 1.0, 0.0)
-    assert repr(separate(replace(whole, size=size))) == repr(separate(whole))
+    whole, cut = Plane.of(points, positive, 1.0, 0.0), Plane.of(points, positive, 1.0, 0.0, size)
+    assert repr(separate(cut)) == repr(separate(whole))
 
 
 @given(overlapping_planes(), sizes, st.integers(0, 6))
 def test_the_best_line_does_not_depend_on_the_blocks(plane: Plane, size: int, known: int) -> None:
-    assert repr(best_line(replace(plane, size=size), known)) == repr(best_line(plane, known))
+    cut = Plane.of(plane.points, plane.positive, plane.B, plane.b, size)
+    assert repr(best_line(cut, known)) == repr(best_line(plane, known))
 
 
 @given(seeds, sizes, st.booleans(), st.sampled_from([1, 3, 4096]), st.floats(0, 7), st.data())
@@ -42,11 +43,11 @@ def test_the_lowest_points_of_a_class_are_those_of_sorting_it(
     points = rng.integers(-2, 3, (n, 2)).astype(float) if ties else rng.normal(size=(n, 2))
     positive = rng.random(n) < 0.5
     positive[:2] = True, False
-    plane = Plane(points, positive, 1.0, 0.0, size)
+    plane = Plane.of(points, positive, 1.0, 0.0, size)
     direction = np.array([1.0, 0.0]) if ties else np.array([np.cos(angle), np.sin(angle)])
     counts = [data.draw(st.integers(0, int(side.sum()) - 1)) for side in (positive, ~positive)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extremes, "_FEW", few)
+        patch.setattr(reduced_hulls, "_FEW", few)
         found = lowest(plane, direction, counts)
     for sign, side, count, got in zip((1, -1), (positive, ~positive), counts, found, strict=True):
         rows = np.flatnonzero(side)
@@ -67,5 +68,5 @@ def test_the_deepest_place_found_by_bins_is_that_of_sorting_all_ends(lift: Lift,
     line = Line(rng.normal(size=3), rng.normal(size=3), -4.0, 5.0)
     low, high = kept_intervals(lift, line.point, line.direction)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlap, "FETCHED", fetched)
-        assert best_on(lift, line) == deepest(np.maximum(low, -4.0), np.minimum(high, 5.0))
+        patch.setattr(polish, "FETCHED", fetched)
+        assert best_on(Statistics.of(lift), line) == deepest(np.maximum(low, -4.0), np.minimum(high, 5.0))

@@ -10,13 +10,11 @@ import pytest
 from scipy.optimize import minimize
 
 from quad4fhe import MLP, InputError, QuadraticModel
-from quad4fhe.fitting.descent import minimise
-from quad4fhe.fitting.distil import distil
-from quad4fhe.fitting.head import Head
-from quad4fhe.fitting.losses import Divergence, Hinge
-from quad4fhe.fitting.pool import FOLDS, Pool, stratified_folds, stratified_rows
-from quad4fhe.fitting.standardised import ROWS, Standardised
-from quad4fhe.fitting.unitwise import Unitwise, per_unit
+from quad4fhe.fitting.families.distil import Divergence, Hinge, distil
+from quad4fhe.fitting.families.features import FOLDS, ROWS, Pool, Standardised, stratified_folds, stratified_rows
+from quad4fhe.fitting.families.head import HeadProblem
+from quad4fhe.fitting.families.lbfgs import minimise
+from quad4fhe.fitting.families.unitwise import UnitwiseProblem, per_unit
 
 rng = np.random.default_rng(5)
 
@@ -104,15 +102,15 @@ def test_divergence_is_zero_at_the_logits_it_is_measured_from_and_positive_elsew
     assert Divergence(targets)(np.zeros((1, 3, 10), dtype=np.float32), slice(0, 10), weight)[0][0] > 0.01
 
 
-def _family(name: str, mlp: MLP, problems: int) -> Head | Unitwise:
+def _family(name: str, mlp: MLP, problems: int) -> HeadProblem | UnitwiseProblem:
     draw = np.random.default_rng(3).standard_normal
     size = 2 * mlp.units
     prior = np.hstack([mlp.W2, mlp.W2]) * draw((problems, 1, size))
     root = draw((size, size))
     constant = draw((problems, mlp.outputs))
     if name == "head":
-        return Head(prior, constant, root @ root.T / size)
-    return Unitwise(mlp, prior, constant, root @ root.T / size, 1.0)
+        return HeadProblem(prior, constant, root @ root.T / size)
+    return UnitwiseProblem(mlp, prior, constant, root @ root.T / size, 1.0)
 
 
 @pytest.mark.parametrize("name", ["head", "unitwise"])
@@ -135,7 +133,7 @@ def test_parametrisations_gather_with_the_transpose_of_what_they_expand_by(name:
 def test_unitwise_accepts_moments_that_rounding_has_left_indefinite() -> None:
     mlp = small()
     moments = np.full((14, 14), 1.0) - 1e-7 * np.eye(14)
-    family = Unitwise(mlp, np.zeros((1, 3, 14)), np.zeros((1, 3)), moments, 1.0)
+    family = UnitwiseProblem(mlp, np.zeros((1, 3, 14)), np.zeros((1, 3)), moments, 1.0)
     family.strengthen(1e-9)
     weights, _ = family.expand(rng.standard_normal((1, 17)))
     assert np.isfinite(weights).all()
@@ -161,7 +159,7 @@ def test_distilled_head_is_the_minimum_that_an_independent_solver_finds(outputs:
     mlp, X = small(outputs), np.random.default_rng(8).standard_normal((150, 4))
     features = Standardised(mlp, X, 10**9)
     prior, constant = np.zeros((1, outputs, 14)), np.zeros((1, outputs))
-    family = Head(prior, constant, features.moments())
+    family = HeadProblem(prior, constant, features.moments())
     family.strengthen(0.02)
     weight = np.full((1, 150), 1 / 150, dtype=np.float32)
     found, shift, _ = distil(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,10 @@ from hypothesis import strategies as st
 
 from quad4fhe import MLP, CertificateError, Fit, InputError, TargetNotReachedError, fit, verify
 from quad4fhe.cli import main
-from quad4fhe.fitting.pool import stratified_rows
+from quad4fhe.fitting.families import FAMILIES
+from quad4fhe.fitting.families.features import stratified_rows
+from quad4fhe.fitting.families.head import Head
+from quad4fhe.proof.families import RULES
 
 
 def draw(seed: int, outputs: int = 3, units: int = 10, features: int = 3, rows: int = 120) -> tuple[MLP, Any]:
@@ -127,7 +132,7 @@ def test_auto_keeps_a_shared_fit_that_is_lossless_and_says_why() -> None:
 
 def test_a_target_takes_the_smallest_family_that_reaches_it() -> None:
     mlp, X = draw(2, rows=100)
-    shared = fit(mlp, X).diagnostics.calibration.agreement
+    shared = fit(mlp, X, family="shared").diagnostics.calibration.agreement
     middle = fit(mlp, X, family="unitwise").diagnostics.calibration.agreement
     assert shared < middle
     assert fit(mlp, X, family="auto", target_agreement=shared).family == "shared"
@@ -190,7 +195,7 @@ def test_one_percent_of_shuttle_is_enough_for_993_permille(trained: Callable[[st
     rows = stratified_rows(shuttle.mlp.decide(shuttle.X_cal), 464, 0)
     X = shuttle.X_cal[rows]
     fitted = fit(shuttle.mlp, X, family="auto", X_test=shuttle.X_test)
-    shared = fit(shuttle.mlp, X, X_test=shuttle.X_test)
+    shared = fit(shuttle.mlp, X, X_test=shuttle.X_test, family="shared")
     assert fitted.diagnostics.test is not None
     assert shared.diagnostics.test is not None
     assert fitted.diagnostics.test.agreement >= max(0.993, shared.diagnostics.test.agreement)
@@ -201,3 +206,52 @@ def test_diabetes_keeps_995_permille_of_unseen_decisions(trained: Callable[[str]
     fitted = fit(diabetes.mlp, diabetes.X_cal, family="unitwise", X_test=diabetes.X_test)
     assert fitted.diagnostics.test is not None
     assert fitted.diagnostics.test.agreement >= 0.995
+
+
+class Toy(Head):
+    """A free head under another name."""
+
+    name = "toy"
+    replaced = "a toy in the place of the head"
+
+
+def test_a_family_is_one_object_and_its_rule(problem: tuple[MLP, Any], tmp_path: Path) -> None:
+    mlp, X = problem
+    with FAMILIES.added("toy", Toy()), RULES.added("toy", RULES.get("head")):
+        fitted = fit(mlp, X, family="toy")
+        fitted.save(tmp_path / "fit.safetensors")
+        again = Fit.load(tmp_path / "fit.safetensors")
+        assert verify(again, mlp, X).agreement == fitted.diagnostics.calibration.agreement
+        assert again.family == "toy"
+        assert "A toy in the place of the head keeps" in again._repr_html_()
+        assert [trial.family for trial in fitted.diagnostics.families] == ["shared", "toy"]
+    with pytest.raises(InputError, match="the family is 'toy', wanted 'shared', 'unitwise' or 'head'"):
+        Fit.load(tmp_path / "fit.safetensors")
+    with pytest.raises(InputError, match="family is 'toy', wanted one of 'shared', 'unitwise', 'head', 'auto'"):
+        fit(mlp, X, family="toy")
+
+
+def test_the_names_of_families_are_known_without_loading_numpy() -> None:
+    program = (
+        'import sys; from quad4fhe.fitting.families import FAMILIES as f; print(f.names(), "numpy" in sys.modules)'
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split()[-1] == "False"
+
+
+def test_checking_and_fitting_know_the_same_families() -> None:
+    assert FAMILIES.names() == RULES.names()
+    assert all(FAMILIES.get(name).name == name for name in FAMILIES.names())
+
+
+def test_auto_is_the_default_and_says_what_the_papers_numbers_keep() -> None:
+    rng = np.random.default_rng(7)
+    X = rng.standard_normal((100, 3))
+    mlp = MLP(rng.standard_normal((10, 3)), rng.standard_normal(10), rng.standard_normal((3, 10)), np.zeros(3))
+    found, shared = fit(mlp, X), fit(mlp, X, family="shared")
+    assert found.model.sha256 == fit(mlp, X, family="auto").model.sha256
+    assert found.family != "shared"
+    assert any(
+        f"keeps {100 * float(shared.agreement(X)):.2f}% (family='shared')" in note for note in found.diagnostics.notes
+    )
+    assert fit(mlp, X, regime="soft").family == "shared"

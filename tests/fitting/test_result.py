@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cases import CASES, LOSSLESS, PAIRS, PAIRS_X
-from quad4fhe import Fit, InputError, _files
-from quad4fhe.fitting.share import KeptShare
+from quad4fhe import Fit, InputError
+from quad4fhe.fitting.diagnostics import KeptShare
+from quad4fhe.io import files as _files
+from support.cases import CASES, LOSSLESS, PAIRS, PAIRS_X
 
 
 @pytest.mark.parametrize("case", [0, 1, 2])

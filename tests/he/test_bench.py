@@ -14,7 +14,7 @@ from quad4fhe.he.bench import (
     table,
 )
 from quad4fhe.he.paper import SQUARE, Activation, quad
-from standins import random_samples, stand_in
+from support.standins import random_samples, stand_in
 
 RNG = np.random.default_rng(0)
 NETWORK = MLP(RNG.normal(size=(8, 4)) / 2, RNG.normal(size=8) * 0.3, RNG.normal(size=(3, 8)), RNG.normal(size=3))

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quad4fhe import InputError
-from quad4fhe.circuit.plan import Plan, plan
-from quad4fhe.he import batch, container
-from quad4fhe.he.container import HEADER_BYTES, Kind
-from quad4fhe.he.session import Client, Header, Reply, Request, connect
-from standins import StandInFit, random_model, random_samples, stand_in
+from quad4fhe.he import container
+from quad4fhe.he.container import HEADER_BYTES, Identity, Kind, Reply, Request
+from quad4fhe.he.session import Client, connect
+from quad4fhe.layouts.batch import costs
+from quad4fhe.layouts.planner import plan
+from quad4fhe.planning.plan import Plan
+from support.standins import StandInFit, random_model, random_samples, stand_in
 
 MUTATIONS = 12_000
 
@@ -32,13 +34,18 @@ def plans(fit: StandInFit) -> dict[str, Plan]:
 
 
 def random_residues(made: Plan, kind: Kind, seed: int) -> np.ndarray:
-    wanted = container.form(made, kind)
+    wanted = container.form(made, kind).parts[-1]
     rng = np.random.default_rng(seed)
-    dtype = np.uint32 if made.layout == "batch" else np.uint64
-    out = np.empty(wanted.shape, dtype=dtype)
+    out = np.empty(wanted.shape, dtype=wanted.dtype)
     for place, q in enumerate(wanted.primes):
-        out[:, :, place] = rng.integers(0, q, size=out[:, :, place].shape, dtype=dtype)
+        out[:, :, place] = rng.integers(0, q, size=out[:, :, place].shape, dtype=wanted.dtype)
     return out
+
+
+def with_seed(made: Plan, sent: np.ndarray) -> list[np.ndarray]:
+    """The residues of a request, after the seed where its layout has one."""
+    *before, _ = container.form(made, Kind.request).parts
+    return [*(np.full(part.shape, 7, dtype=part.dtype) for part in before), sent]
 
 
 @pytest.mark.parametrize("layout", ["batch", "packed"])
@@ -46,35 +53,35 @@ def random_residues(made: Plan, kind: Kind, seed: int) -> np.ndarray:
 @given(seed=st.integers(0, 2**32), key=st.binary(min_size=16, max_size=16), nonce=st.binary(min_size=16, max_size=16))
 def test_requests_and_replies_come_back_as_they_were(plans, layout, seed, key, nonce) -> None:
     made = plans[layout]
-    header = Header(made.sha256, made.model_id, key, nonce)
+    identity = Identity(made.sha256, made.model_id, key, nonce)
     sent = random_residues(made, Kind.request, seed)
-    data = b"".join(container.write_request(made, Request(header, [sent] if layout == "batch" else list(sent))))
+    data = b"".join(container.write_request(made, Request(identity, with_seed(made, sent))))
     assert len(data) == container.size(made, Kind.request)
-    assert container.peek(data) == container.Claim(Kind.request, made.sha256, made.model_id, key)
+    assert container.peek(data) == (Kind.request, identity)
     request = container.read_request(made, io.BytesIO(data))
     chunks = list(request.chunks)
-    assert request.header == header
-    assert (np.concatenate(chunks) if layout == "batch" else np.stack(chunks)).tobytes() == sent.tobytes()
+    assert request.identity == identity
+    assert b"".join(c.tobytes() for c in chunks) == b"".join(c.tobytes() for c in with_seed(made, sent))
     answer = random_residues(made, Kind.reply, seed)
-    answer = answer if layout == "batch" else answer[0]
-    data = b"".join(container.write_reply(made, Reply(header, answer)))
+    data = b"".join(container.write_reply(made, Reply(identity, [answer])))
     assert len(data) == container.size(made, Kind.reply)
     reply = container.read_reply(made, io.BytesIO(data))
-    assert reply.header == header
-    assert reply.residues.dtype == answer.dtype
-    assert (reply.residues == answer).all()
+    assert reply.identity == identity
+    (found,) = reply.chunks
+    assert found.dtype == answer.dtype
+    assert (found == answer).all()
 
 
 def test_a_mapped_request_is_read_without_a_copy_and_without_its_digest_but_with_every_other_check(plans) -> None:
     made = plans["batch"]
-    header = Header(made.sha256, made.model_id, bytes(16), bytes(16))
+    identity = Identity(made.sha256, made.model_id, bytes(16), bytes(16))
     sent = random_residues(made, Kind.request, 1)
-    data = bytearray(b"".join(container.write_request(made, Request(header, [sent]))))
+    data = bytearray(b"".join(container.write_request(made, Request(identity, with_seed(made, sent)))))
 
     def read() -> list[np.ndarray]:
         return list(container.read_request(made, container.View(memoryview(data)), hashed=True).chunks)
 
-    (chunk,) = read()
+    _, chunk = read()
     assert np.shares_memory(chunk, np.frombuffer(data, dtype=np.uint8))
     assert (chunk == sent).all()
     del chunk
@@ -84,7 +91,7 @@ def test_a_mapped_request_is_read_without_a_copy_and_without_its_digest_but_with
     for length in (0, 10, len(data) - 1, len(data), len(data) + 1):
         with pytest.raises(InputError, match=r"SHA-256|ends \d+ bytes early"):
             container.check_digest(io.BytesIO(data), length)
-    data[HEADER_BYTES : HEADER_BYTES + 4] = b"\xff" * 4
+    data[HEADER_BYTES + 32 : HEADER_BYTES + 36] = b"\xff" * 4
     with pytest.raises(InputError, match="not below its prime"):
         read()
     data[0] ^= 1
@@ -97,7 +104,10 @@ def test_evaluation_keys_come_back_as_they_were(plans) -> None:
     keys = client.evaluation_keys()
     data = b"".join(container.write_keys(client.plan, client.key_id, keys))
     assert len(data) == container.size(client.plan, Kind.keys)
-    assert container.read_keys(client.plan, io.BytesIO(data)) == (client.key_id, keys)
+    key_id, found = container.read_keys(client.plan, io.BytesIO(data))
+    assert key_id == client.key_id
+    for one, other in zip(found.chunks, keys.chunks, strict=True):
+        assert (one == other).all()
 
 
 @pytest.mark.parametrize("layout", ["batch", "packed"])
@@ -113,12 +123,13 @@ def test_an_answer_through_containers_is_the_answer_without(fit, plans, layout) 
 
 def test_batches_are_read_feature_by_feature_and_the_digest_before_the_last(plans, monkeypatch) -> None:
     made = plans["batch"]
-    header = Header(made.sha256, made.model_id, bytes(16), bytes(16))
+    identity = Identity(made.sha256, made.model_id, bytes(16), bytes(16))
     sent = random_residues(made, Kind.request, 0)
-    data = bytearray(b"".join(container.write_request(made, Request(header, [sent]))))
+    data = bytearray(b"".join(container.write_request(made, Request(identity, with_seed(made, sent)))))
     data[-1] ^= 1
-    monkeypatch.setattr(batch, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(costs, "CHUNK_BYTES", 1)
     chunks = iter(container.read_request(made, io.BytesIO(bytes(data))).chunks)
+    assert (next(chunks) == 7).all()
     assert (next(chunks) == sent[:1]).all()
     with pytest.raises(InputError, match="SHA-256"):
         next(chunks)
@@ -135,12 +146,12 @@ def test_batch_has_no_evaluation_keys(plans) -> None:
 
 def test_residues_of_another_shape_are_not_written(plans) -> None:
     made = plans["batch"]
-    header = Header(made.sha256, made.model_id, bytes(16), bytes(16))
+    identity = Identity(made.sha256, made.model_id, bytes(16), bytes(16))
     for wrong in (np.zeros((1, 2, 3), dtype=np.uint32), random_residues(made, Kind.request, 0)[:1]):
         with pytest.raises(InputError):
-            list(container.write_request(made, Request(header, [wrong])))
+            list(container.write_request(made, Request(identity, with_seed(made, wrong))))
     with pytest.raises(InputError, match="another plan"):
-        list(container.write_request(made, Request(replace(header, plan=bytes(32)), [])))
+        list(container.write_request(made, Request(replace(identity, plan=bytes(32)), [])))
 
 
 def test_a_plan_with_a_malformed_model_id_is_refused(plans) -> None:
@@ -209,8 +220,10 @@ def test_twelve_thousand_damaged_containers_are_refused_and_nothing_worse(fit, p
 
 def test_containers_of_another_plan_model_or_kind_are_refused(plans) -> None:
     made = plans["batch"]
-    header = Header(made.sha256, made.model_id, bytes(16), bytes(16))
-    data = b"".join(container.write_request(made, Request(header, [random_residues(made, Kind.request, 0)])))
+    identity = Identity(made.sha256, made.model_id, bytes(16), bytes(16))
+    data = b"".join(
+        container.write_request(made, Request(identity, with_seed(made, random_residues(made, Kind.request, 0))))
+    )
     with pytest.raises(InputError, match="another plan"):
         container.read_request(plans["packed"], io.BytesIO(data))
     with pytest.raises(InputError, match="wanted reply"):

@@ -7,12 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from quad4fhe.circuit.chain import chain
-from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.he import seal
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.he.session import Client
-from standins import random_model, random_samples, stand_in
+from quad4fhe.layouts.planner import plan
+from quad4fhe.planning.chains import chain
+from quad4fhe.planning.plan import Plan
+from support.standins import random_model, random_samples, stand_in
 
 FIT = stand_in(random_model(3, 8, 3), random_samples(200, 3))
 
@@ -20,7 +21,7 @@ FIT = stand_in(random_model(3, 8, 3), random_samples(200, 3))
 def steps_of(made: Plan, X: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """Which steps of the encoder a request takes, with what decides between them."""
     seen: list[tuple[object, ...]] = []
-    residues, modulo = Context.residues, seal._modulo
+    residues, modulo = Context.residues, seal.modulo
 
     def spied(context, coefficients, drops=0, size=None):
         seen.append(("residues", len(coefficients)))
@@ -32,7 +33,7 @@ def steps_of(made: Plan, X: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> list
 
     with monkeypatch.context() as patch:
         patch.setattr(Context, "residues", spied)
-        patch.setattr(seal, "_modulo", spied_modulo)
+        patch.setattr(seal, "modulo", spied_modulo)
         Client(made).encrypt(X)
     return seen
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from quad4fhe import Client, InputError
-from quad4fhe.circuit.plan import plan
 from quad4fhe.he import keys
 from quad4fhe.he.session import Server
-from standins import random_model, random_samples, stand_in
+from quad4fhe.layouts.planner import plan
+from support.standins import random_model, random_samples, stand_in
 
 SMALL = plan(stand_in(random_model(3, 8, 3), random_samples(200, 3)), samples=4, layout="batch", precision="fast")
 REAL = dict(keys._SCRYPT)
@@ -58,13 +58,15 @@ def test_a_client_with_a_stored_key_decides_across_restarts(tmp_path: Path, layo
 
 def test_the_file_is_its_owners_alone_from_its_first_moment(tmp_path: Path, monkeypatch) -> None:
     seen = []
-    real = os.write
+    real = os.open
 
-    def spy(descriptor: int, data: bytes) -> int:
-        seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
-        return real(descriptor, data)
+    def spy(path: Path, flags: int, mode: int = 0o777) -> int:
+        descriptor = real(path, flags, mode)
+        if flags & os.O_CREAT:
+            seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return descriptor
 
-    monkeypatch.setattr(os, "write", spy)
+    monkeypatch.setattr(os, "open", spy)
     old = os.umask(0)
     try:
         keys.save(keys.generate(SMALL), tmp_path / "own.key")
@@ -131,7 +133,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_missing_or_a_folder_in_the_way_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="can't write the key"):
+    with pytest.raises(InputError, match=r"can't write .*No such file"):
         keys.save(keys.generate(SMALL), tmp_path / "no" / "own.key")
     with pytest.raises(InputError, match="is a folder"):
         keys.save(keys.generate(SMALL), tmp_path)
@@ -185,5 +187,5 @@ def test_two_keys_of_one_chain_have_two_names_and_none_shows_the_secret() -> Non
 
 @pytest.mark.parametrize("way", [pickle.dumps, copy.copy])
 def test_a_secret_key_is_not_pickled(way) -> None:
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError, match="can't be pickled"):
         way(keys.generate(SMALL))

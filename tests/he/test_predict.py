@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quad4fhe.circuit.plan import plan
 from quad4fhe.he.predict import predict_encrypted
-from standins import random_model, random_samples, stand_in
+from quad4fhe.layouts.planner import plan
+from support.standins import random_model, random_samples, stand_in
 
 
 @pytest.mark.parametrize("layout", ["batch", "packed"])
@@ -13,7 +13,7 @@ def test_clipping_says_how_many_decisions_differ_on_the_data_that_was_given(layo
     X = random_samples(300, 4)
     fit = stand_in(random_model(4, 12, 3), X)
     given = 4 * random_samples(60, 4, seed=5)
-    made = plan(fit, samples=60, layout=layout)
+    made = plan(fit, samples=60, layout=layout, box=fit.box)
     found = predict_encrypted(fit, made, given, clip=True)
     assert found.bill is not None
     differ = int((found.decisions != fit.model.decide(given)).sum())

@@ -89,7 +89,7 @@ OPEN_A_KEY = """
 import ctypes, resource, sys
 soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-from quad4fhe.circuit.chain import chain
+from quad4fhe.planning.chains import chain
 from quad4fhe.he.seal import Context, SecretKey
 context = Context(chain(2048, (18, 18)))
 before = resource.getrlimit(resource.RLIMIT_CORE)[0], ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)

@@ -11,24 +11,24 @@ import pytest
 
 from adversaries import Case, cases
 from quad4fhe import InputError, QuadraticModel, plan
-from quad4fhe.circuit import bounds
-from quad4fhe.circuit.chain import chain
-from quad4fhe.circuit.error import Confidence, evaluation_error, transform_share
-from quad4fhe.circuit.fold import fold
-from quad4fhe.circuit.packed_noise import lever
-from quad4fhe.circuit.packing import Packing
-from quad4fhe.circuit.plan import reply_bound
-from quad4fhe.circuit.quantise import Scales
-from quad4fhe.circuit.search_batch import search_batch
-from quad4fhe.circuit.search_packed import noises_of
-from quad4fhe.circuit.simulate import run
-from quad4fhe.circuit.target import Question
-from quad4fhe.he.encoding import embedded, values_of
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.he.session import Server, connect
+from quad4fhe.layouts import layout_of
+from quad4fhe.layouts.batch.search import search_batch
+from quad4fhe.layouts.encoding import embedded, values_of
+from quad4fhe.layouts.packed.noise import lever
+from quad4fhe.layouts.packed.packing import Packing
+from quad4fhe.layouts.packed.search import noises_of
 from quad4fhe.mlp import decide
-from standins import random_model, random_samples, stand_in
+from quad4fhe.planning import bounds
+from quad4fhe.planning.chains import chain
+from quad4fhe.planning.fold import fold
+from quad4fhe.planning.integers import Scales
+from quad4fhe.planning.noise import Confidence, evaluation_error, transform_share
+from quad4fhe.planning.simulate import run
+from quad4fhe.planning.target import Question
 from strict import attack
+from support.standins import random_model, random_samples, stand_in
 
 # Wide models take most of the time; the benchmark has them all.
 CHOSEN = {case.name: case for case in cases(2) if case.model.features <= 200}
@@ -89,13 +89,13 @@ def exact_decision(model: QuadraticModel, x: np.ndarray) -> int:
 
 @pytest.mark.parametrize("alpha", [1e-9, 1e-6, 1e-3])
 def test_a_forced_square_form_with_a_tiny_alpha_calls_nothing_kept_that_changes(alpha: float) -> None:
-    from quad4fhe.circuit.forecast import REFERENCE
-    from quad4fhe.circuit.plan import _made
+    from quad4fhe.layouts.planner import made_plan
+    from quad4fhe.planning.costs import REFERENCE
 
     model, X = random_model(4, 8, 3, alpha=alpha), random_samples(60, 4)
     fit = stand_in(model, X)
     question = Question(model, fit.box, fit.margins, X, "strict", len(X))
-    made = _made(fit, question, search_batch(question, "square"), REFERENCE)
+    made = made_plan(fit, question, search_batch(question, "square"), REFERENCE)
     client, server = connect(fit, made)
     changed = np.flatnonzero(decide(run(client, server, X)) != model.decide(X))
     assert set(changed.tolist()) <= set(made.error.close)
@@ -163,11 +163,11 @@ def test_the_noise_of_a_rotation_is_largest_where_the_lever_says() -> None:
     made = chain(8192, (57, 57, 40), 60)
     key = SecretKey(Context(made))
     context = key.context
-    galois = context.galois_keys(key.galois_keys([1]))
+    keys = context.switching_keys(key.switching_words([1]), [1])
     squares = np.zeros(4096)
     for _ in range(12):
         (plain,) = context.dithered(np.zeros((1, 4096)) + 1.0, 2.0**30)
-        turned = context.evaluator.rotate_vector(context.ciphertext(key.encrypt_plain(plain), 2.0**30), 1, galois)
+        turned = context.rotate(context.ciphertext(key.encrypt_plain(plain), 2.0**30), 1, keys)
         squares += (key.decrypt(turned) - 1.0) ** 2
     longest = np.argsort(-lever(8192))[:8]
     assert np.sqrt(squares[longest].mean()) > 5 * np.sqrt(np.median(squares))
@@ -185,7 +185,7 @@ def test_a_plan_states_its_failure_probability_and_the_server_can_check_its_boun
     for layout in ("batch", "packed"):
         made = plan(stand_in(model, X), samples=50, layout=layout, X=X)
         assert made.error.failure == 2.0**-40
-        assert reply_bound(made, model) <= made.domain.bound
+        assert layout_of(made).reply_bound(made, model) <= made.domain.bound
 
 
 def test_what_float64_loses_in_a_circuit_is_within_its_bound() -> None:
@@ -259,7 +259,8 @@ def test_two_servers_of_one_plan_round_their_weights_apart() -> None:
     second = Server(fit, made)
     second.register(client.key_id, client.evaluation_keys())
     (request,) = client.encrypt(X[:1])
-    assert (first.evaluate(request).residues != second.evaluate(request).residues).any()
+    (one,), (other,) = first.evaluate(request).chunks, second.evaluate(request).chunks
+    assert (one != other).any()
 
 
 def test_weights_too_small_to_be_seen_in_layout_packed_are_refused_by_the_planner() -> None:
@@ -272,7 +273,7 @@ def test_a_server_whose_processor_sums_in_another_order_accepts_the_plan() -> No
     model, X = random_model(8, 24, 4), random_samples(100, 8)
     fit = stand_in(model, X)
     made = plan(fit, samples=50, layout="batch", X=X)
-    needed = reply_bound(made, model)
+    needed = layout_of(made).reply_bound(made, model)
     Server(fit, replace(made, domain=replace(made.domain, bound=needed * (1 - 1e-12))))
     with pytest.raises(InputError, match="could overflow"):
         Server(fit, replace(made, domain=replace(made.domain, bound=needed * (1 - 1e-4))))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from safetensors.numpy import save_file
 
 from quad4fhe import MLP, InputError, MissingExtraError
-from reference_models import Net, assert_answers, assert_refused, damages, nets, relu_logits
+from support.reference_models import Net, assert_answers, assert_refused, damages, nets, relu_logits
 
 NET = Net(d=3, m=4, classes=3, seed=11)
 NAMES = ("W1", "b1", "W2", "b2")
@@ -96,7 +96,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], list[str]]] = {
     "an npy inside": ("m.npz", single, ["single array"]),
     "objects": ("m.npz", objects, ["'b1'", "object arrays"]),
     "unknown suffix": ("m.h5", write(b"x"), ["'.h5'", ".onnx", ".safetensors", "export the model"]),
-    "pickle": ("m.pkl", write(b"x"), ["'.pkl'", "wanted .npz"]),
+    "pickle": ("m.pkl", write(b"x"), ["is never read", "joblib.load('m.pkl')", ".save("]),
     "no suffix": ("model", write(b"x"), ["no suffix", "wanted .npz"]),
     "no W2": ("m.npz", lambda path: np.savez(path, **without("W2", "b2")), ["'W1', 'b1'", "no W2, b2"]),
     "only data": ("m.npz", lambda path: np.savez(path, X=np.ones(3)), ["'X'", "wanted the arrays W1, b1, W2, b2"]),
@@ -164,7 +164,7 @@ def test_loading_arrays_imports_no_framework(tmp_path: Path) -> None:
     np.savez(tmp_path / "m.npz", **arrays())
     code = (
         "import sys, quad4fhe; quad4fhe.MLP.load(sys.argv[1]);"
-        "import quad4fhe.data.files;"
+        "import quad4fhe.io.samples;"
         "sys.exit(','.join({'sklearn', 'torch', 'onnx', 'pyarrow'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from quad4fhe import MLP, InputError, MissingExtraError
-from reference_models import Net, assert_answers, assert_refused, nets, relu_logits
+from support.reference_models import Net, assert_answers, assert_refused, nets, relu_logits
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -31,10 +31,10 @@ def run(model: Any, X: NDArray[Any]) -> list[Any]:
     return outputs
 
 
-def imported(model: Any, folder: Path, **save: Any) -> MLP:
+def imported(model: Any, folder: Path, *, binary: bool = False, **save: Any) -> MLP:
     path = folder / "model.onnx"
     onnx.save(model, path, **save)
-    return MLP.from_onnx(path)
+    return MLP.from_onnx(path, binary=binary)
 
 
 # --- what skl2onnx writes ---------------------------------------------------------------------------------------
@@ -219,7 +219,13 @@ def _to_double(model: Any) -> Any:
 def test_graphs_of_many_spellings_give_the_logits_of_onnxruntime(case: str, tmp_path: Path) -> None:
     model = ACCEPTED[case]()
     X = NET.samples()
-    assert_answers(imported(model, tmp_path), X, run(model, X)[0], 1e-5)
+    assert_answers(imported(model, tmp_path, binary="binary score" in case), X, run(model, X)[0], 1e-5)
+
+
+@pytest.mark.parametrize("case", ["a squeezed binary score", "a flattened binary score"])
+def test_a_single_output_without_sigmoid_may_be_a_regressor_and_is_refused(case: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"one output and no Sigmoid.*--binary"):
+        imported(ACCEPTED[case](), tmp_path)
 
 
 TAILS: dict[str, tuple[Net, Nodes]] = {
@@ -301,12 +307,12 @@ def truncated() -> Any:
     return model
 
 
-def two_hidden() -> Any:
+def two_hidden(last: str = "Relu") -> Any:
     nodes = [
         node("Gemm", "x W1 b1", "y", transB=1),
         node("Relu", "y", "h"),
         node("Gemm", "h S", "y2"),
-        node("Relu", "y2", "h2"),
+        node(last, "y2", "h2"),
         node("Gemm", "h2 W2 b2", "out", transB=1),
     ]
     return graph(nodes, weights() | {"S": np.eye(4, dtype=np.float32)})
@@ -323,18 +329,20 @@ def branching(last: Nodes, outputs: tuple[str, ...] = ("out",)) -> Any:
 
 
 REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "two hidden layers": (two_hidden, ["node 'Relu_h2' (Relu)", "second ReLU", "only one hidden layer"]),
-    "tanh": (lambda: activation("Tanh"), ["node 'Tanh_h' (Tanh)", "supported: Gemm"]),
-    "leaky relu": (lambda: activation("LeakyRelu"), ["node 'LeakyRelu_h' (LeakyRelu)"]),
-    "sigmoid as activation": (lambda: activation("Sigmoid"), ["node 'Sigmoid_h' (Sigmoid)", "before the last layer"]),
+    "two hidden layers, one not ReLU": (
+        lambda: two_hidden("Tanh"),
+        ["node 'Gemm_out' (Gemm)", "second activation", "with ReLU in all", "--split NAME"],
+    ),
+    "an unknown activation": (lambda: activation("Sin"), ["node 'Sin_h' (Sin)", "supported at the end of a graph"]),
+    "erf alone": (lambda: activation("Erf"), ["node 'Gemm_out' (Gemm)", "no known activation"]),
     "an operation of another domain": (lambda: activation("Relu", domain="my.own"), ["'my.own'", "(Relu)"]),
     "no activation": (
         lambda: graph([node("Gemm", "x W1 b1", "y", transB=1), node("Gemm", "y W2 b2", "out", transB=1)], weights()),
-        ["no ReLU"],
+        ["no activation"],
     ),
     "no output layer": (
         lambda: graph([node("Gemm", "x W1 b1", "y", transB=1), node("Relu", "y", "out")], weights()),
-        ["no linear layer after its ReLU"],
+        ["no linear layer after its activation"],
     ),
     "relu on the input": (
         lambda: plain(before=[node("Relu", "x", "r")]),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quad4fhe import MLP, InputError
-from reference_models import Net, assert_answers, assert_refused, nets
+from support.reference_models import Net, assert_answers, assert_refused, nets
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402 - only where torch is
@@ -116,8 +116,8 @@ FILES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "a truncated file": (save_truncated, ["damaged", "model.state_dict()"]),
     "noise": (lambda path: path.write_bytes(b"hello world"), ["damaged", "model.state_dict()"]),
     "a tensor": (lambda path: torch.save(torch.ones(3), path), ["holds a Tensor", "wanted a state dict"]),
-    "a checkpoint": (
-        lambda path: torch.save({"epoch": 3, "state_dict": network().state_dict()}, path),
+    "a checkpoint without weights": (
+        lambda path: torch.save({"epoch": 3, "best": network().state_dict()}, path),
         ["'epoch'", "pass its state dict alone"],
     ),
 }
@@ -130,6 +130,13 @@ def test_files_that_hold_no_state_dict_are_refused_in_one_line(case: str, tmp_pa
     with pytest.raises(InputError) as caught:
         MLP.load(tmp_path / "m.pt")
     assert_refused(str(caught.value), "m.pt: ", *words)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+def test_a_checkpoint_is_read_by_its_nested_state_dict(key: str, tmp_path: Path) -> None:
+    module = network()
+    torch.save({"epoch": 3, "optimizer": {"lr": 0.1}, key: module.state_dict()}, tmp_path / "m.pt")
+    assert MLP.load(tmp_path / "m.pt").sha256 == MLP.from_torch(module.state_dict()).sha256
 
 
 class Own(nn.Sequential):  # type: ignore[misc] # its base has no types
@@ -165,17 +172,20 @@ def named(*layers: tuple[str, Any]) -> Callable[[], Any]:
 L34, L43, L44, R = nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(4, 4), nn.ReLU()
 
 REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "two hidden layers": (seq(L34, R, L44, nn.ReLU(), L43), ["layer '3' (ReLU) is the second ReLU", "only one hidden"]),
-    "one relu object used twice": (seq(L34, R, L44, R, L43), ["layer '3' (ReLU) is the second ReLU"]),
-    "tanh": (seq(L34, nn.Tanh(), L43), ["layer '1' (Tanh) is not supported", "supported: a Sequential"]),
-    "leaky relu, nested": (seq(nn.Sequential(L34, nn.LeakyReLU()), L43), ["layer '0.1' (LeakyReLU)"]),
+    "two hidden layers, one not ReLU": (
+        seq(L34, R, L44, nn.GELU(), L43),
+        ["layer '3' (GELU) makes a second activation", "with ReLU in all", "--split NAME"],
+    ),
+    "two activations in a row": (seq(L34, R, R, L43), ["layer '2' (ReLU) follows another activation"]),
+    "unknown": (seq(L34, nn.Tanhshrink(), L43), ["layer '1' (Tanhshrink) can't be folded", "supported: a Sequential"]),
+    "unknown, nested": (seq(nn.Sequential(L34, nn.LogSigmoid()), L43), ["layer '0.1' (LogSigmoid)"]),
     "layer norm": (seq(L34, nn.LayerNorm(4), R, L43), ["layer '1' (LayerNorm)"]),
     "no statistics": (
         seq(L34, nn.BatchNorm1d(4, track_running_stats=False), R, L43),
         ["layer '1' (BatchNorm1d) keeps no running statistics"],
     ),
-    "no relu": (seq(L34, L43), ["no ReLU"]),
-    "no output layer": (seq(L34, R), ["no linear layer after its ReLU"]),
+    "no relu": (seq(L34, L43), ["no activation"]),
+    "no output layer": (seq(L34, R), ["no linear layer after its activation"]),
     "relu first": (seq(R, L34, L43), ["layer '0' (ReLU) comes before any weight matrix"]),
     "shapes": (seq(L34, R, nn.Linear(5, 2)), ["layer '2' (Linear) takes 5 values", "gives 4"]),
     "batch norm of another size": (seq(L34, normed(5), R, L43), ["layer '1' (BatchNorm1d) takes 5 values"]),
@@ -184,20 +194,20 @@ REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "softmax of one score": (seq(L34, R, nn.Linear(4, 1), nn.Softmax(1)), ["layer '3' (Softmax) over one output"]),
     "a layer after the softmax": (seq(L34, R, L43, nn.Softmax(1), L34), ["layer '4' (Linear) comes after layer '3'"]),
     "flatten of samples": (seq(nn.Flatten(0), L34, R, L43), ["layer '0' (Flatten)"]),
-    "a forward of its own": (lambda: Own(L34, R, L43), ["Own has a forward of its own", "ONNX"]),
-    "another module": (Net3, ["Net3 is not supported", "ONNX"]),
+    "a forward of its own": (lambda: Own(L34, R, L43), ["Own has a forward of its own", "torch.onnx.export"]),
+    "another module": (Net3, ["Net3 can't be folded", "torch.onnx.export"]),
     "hooks": (hooked, ["layer '0' (Linear) has forward hooks"]),
     "NaN": (lambda: linear_with(value=float("nan")), ["weight of layer '0' (Linear)", "NaN", "[0, 0]"]),
     "meta tensors": (lambda: network().to("meta"), ["layer '0' (Linear)"]),
     "not torch": (lambda: 3, ["got int", "wanted a torch module or a state dict"]),
-    "dict, three layers": (
-        named(("0", L34), ("2", L44), ("4", L43)),
-        ["3 Linear layers ('0', '2', '4')", "wanted two"],
+    "dict, three layers in no order": (
+        named(("first", L34), ("middle", L44), ("last", L43)),
+        ["the names of the layers do not say in which order they run"],
     ),
     "dict, empty": (dict, ["0 Linear layers (none)"]),
     "dict, batch norm without numbers": (
         named(("fc1", L34), ("bn", normed(4)), ("fc2", nn.Linear(4, 2))),
-        ["layer 'bn' (BatchNorm1d) may come before or after the ReLU", "from_torch"],
+        ["layer 'bn' (BatchNorm1d) may come before or after the activation", "from_torch"],
     ),
     "dict, batch norm between two gaps": (
         named(("0", L34), ("2", normed(4)), ("4", L43)),

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from cases import PAIRS, PAIRS_X
-from forging import changed, opened, sealed
 from quad4fhe import MLP, CertificateError, Fit, InputError, fit, verify
-from quad4fhe._rows import ArrayRows
 from quad4fhe.cli import main
+from quad4fhe.io.rows import ArrayRows
 from quad4fhe.proof.compression import determines, find_support
 from quad4fhe.proof.guarantee import compression_bound
+from support.cases import PAIRS, PAIRS_X
+from support.forging import changed, opened, sealed
 
 Case = tuple[MLP, np.ndarray[Any, np.dtype[np.float64]]]
 
@@ -35,7 +35,7 @@ def quadratic_case(outputs: int, n: int, seed: int = 0) -> Case:
 def case(outputs: int, n: int = 300) -> tuple[MLP, Any, Fit]:
     for seed in range(60):
         mlp, X = quadratic_case(outputs, n, seed)
-        found = fit(mlp, X, fresh=True)
+        found = fit(mlp, X, fresh=True, family="shared")
         if found.guarantee is not None:
             return mlp, X, found
     raise AssertionError("no hard fit among the cases")
@@ -49,7 +49,7 @@ def test_the_rows_that_determine_a_fit_give_it_alone(outputs: int) -> None:
     assert (made.kind, made.samples, made.lost, made.by_class) == ("compression", len(X), 0, [])
     assert 2 <= len(made.support) <= (3 if mlp.classes == 2 else 4)
     assert made.agreement == pytest.approx(1 - float(compression_bound(len(X), len(made.support), 0.05)), abs=2e-9)
-    alone = fit(mlp, X[made.support])
+    alone = fit(mlp, X[made.support], family="shared")
     assert str(alone.regime) == "hard"
     ours = [found.alpha, found.beta, found.eta]
     assert np.allclose([alone.alpha, alone.beta, alone.eta], ours, rtol=1e-7, atol=1e-9 * np.abs(ours).max())
@@ -107,18 +107,18 @@ def test_other_rows_do_not_determine_it(outputs: int) -> None:
 def test_a_row_that_comes_twice_counts_twice() -> None:
     mlp, X, found = case(1)
     assert found.guarantee is not None
-    double = fit(mlp, np.vstack([X, X[found.guarantee.support[:1]]]), fresh=True).guarantee
+    double = fit(mlp, np.vstack([X, X[found.guarantee.support[:1]]]), fresh=True, family="shared").guarantee
     assert double is not None
     assert len(double.support) == len(found.guarantee.support) + 1
 
 
 def test_there_is_none_without_the_word_and_none_for_other_regimes() -> None:
     mlp, X, found = case(1)
-    assert fit(mlp, X).guarantee is None
-    soft = fit(PAIRS.mlp, PAIRS_X, fresh=True)
+    assert fit(mlp, X, family="shared").guarantee is None
+    soft = fit(PAIRS.mlp, PAIRS_X, fresh=True, family="shared")
     assert soft.guarantee is None
     assert any("no promise about new inputs" in note for note in soft.diagnostics.notes)
-    assert fit(mlp, X).model.sha256 == found.model.sha256
+    assert fit(mlp, X, family="shared").model.sha256 == found.model.sha256
 
 
 def test_a_forged_support_never_passes() -> None:
@@ -168,7 +168,7 @@ def test_breast_cancer_promises_what_three_rows_of_455_allow() -> None:
         train, fresh = order[:114], order[114:]
         Z = (X - X[train].mean(axis=0)) / X[train].std(axis=0)
         trained = network.MLPClassifier((64,), max_iter=2000, random_state=seed).fit(Z[train], y[train])
-        made = fit(MLP.from_sklearn(trained), Z[fresh], fresh=True).guarantee
+        made = fit(MLP.from_sklearn(trained), Z[fresh], fresh=True, family="shared").guarantee
         if made is not None:
             assert (made.samples, len(made.support)) == (455, 3)
             assert made.agreement >= 0.976

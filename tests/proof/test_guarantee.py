@@ -14,8 +14,7 @@ from scipy.special import gammaln, logsumexp
 from scipy.stats import beta, binom
 
 from quad4fhe import InputError
-from quad4fhe.proof import by_class, compression_bound, fixed_sequence, lost_share_bound, tail_bound
-from quad4fhe.proof.guarantee import delta_of
+from quad4fhe.proof.guarantee import by_class, compression_bound, delta_of, fallback, lost_share_bound, tail_bound
 
 STEP = Fraction(1, 10**9)
 levels = st.sampled_from([0.5, 0.1, 0.05, 0.01, 0.001, 1e-6, 1e-12])
@@ -47,7 +46,7 @@ def test_the_bound_is_safe_in_exact_arithmetic_and_a_step_less_is_not(counts: tu
         assert bound == 1
         return
     assert exact_tail(n, e, bound) <= level
-    assert exact_tail(n, e, bound - STEP) > level
+    assert exact_tail(n, e, bound - STEP) >= level  # equal if the bound is on the grid
 
 
 @given(counted(), levels)
@@ -124,7 +123,8 @@ def test_the_walk_stops_at_the_first_test_that_fails(counts: list[tuple[int, int
     if any(abs(tail - delta) < 1e-9 * delta for tail in tails):
         return
     expected = next((at for at, tail in enumerate(tails) if tail > delta), len(counts))
-    assert fixed_sequence(counts, share, delta) == expected
+    first = [Decimal(at == 0) for at in range(len(counts))]
+    assert fallback(counts, first, share, delta) == list(range(expected))
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.99])
@@ -139,17 +139,32 @@ def test_promises_are_broken_as_rarely_as_they_say(confidence: float, share: flo
     assert broken <= delta + 3 * math.sqrt(delta * (1 - delta) / draws)
 
 
-def test_the_walk_breaks_its_promise_as_rarely_as_it_says() -> None:
-    """Nested thresholds with true shares of loss that rise past the promised one."""
+@pytest.mark.parametrize("weights", [["1", "0", "0", "0"], ["0.5", "0", "0.25", "0.25"], ["0.25"] * 4])
+@pytest.mark.parametrize("rates", [[0.0, 0.04, 0.12, 0.2], [0.11, 0.0, 0.05, 0.05], [0.0501] * 4])
+def test_the_walk_breaks_its_promise_as_rarely_as_it_says(weights: list[str], rates: list[float]) -> None:
+    """Nested thresholds with true shares of loss on both sides of the promised one."""
     rng, draws, delta, share = np.random.default_rng(2), 4000, 0.1, 0.05
-    sizes, rates = [100, 100, 100, 100], [0.0, 0.04, 0.12, 0.2]
+    sizes = [100, 100, 100, 100]
     true = np.cumsum(np.multiply(sizes, rates)) / np.cumsum(sizes)
     broken = 0
     for _ in range(draws):
         counts = np.column_stack([np.cumsum(sizes), np.cumsum(rng.binomial(sizes, rates))])
-        passed = fixed_sequence([(int(n), int(e)) for n, e in counts], share, delta)
-        broken += passed > 0 and bool(true[:passed].max() > share)
+        passed = fallback([(int(n), int(e)) for n, e in counts], [Decimal(w) for w in weights], share, delta)
+        broken += any(true[at] > share for at in passed)
     assert broken / draws <= delta + 3 * math.sqrt(delta * (1 - delta) / draws)
+
+
+def test_a_walk_that_fails_leaves_the_next_its_own_share_and_passes_on_what_it_has() -> None:
+    half = Decimal("0.5")
+    counts = [(100, 9), (200, 0), (300, 0), (400, 30)]
+    assert fallback(counts, [Decimal(1), *[Decimal(0)] * 3], 0.05, 0.05) == []
+    assert fallback(counts, [half, half, Decimal(0), Decimal(0)], 0.05, 0.05) == [1, 2]
+    # The second test alone has a level of 0.025, with what the first passes on 0.05; its p-value lies in between.
+    assert 0.025 < 0.95**60 < 0.05
+    assert fallback([(80, 0), (60, 0)], [half, half], 0.05, 0.05) == [0, 1]
+    assert fallback([(80, 9), (60, 0)], [half, half], 0.05, 0.05) == []
+    with pytest.raises(InputError, match="weights"):
+        fallback(counts, [half, half, half, half], 0.05, 0.05)
 
 
 def test_a_confidence_is_the_decimal_that_is_written() -> None:

@@ -13,18 +13,18 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X
-from forging import changed, opened, sealed
 from quad4fhe import CertificateError, Fit, InputError, fit, verify
 from quad4fhe.cli import main
 from quad4fhe.proof.holdout import hold_out
+from support.cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X
+from support.forging import changed, opened, sealed
 
 HELD = np.random.default_rng(11).normal(size=(500, 3))
 
 
 @cache
 def promised(confidence: float = 0.95) -> Fit:
-    return fit(PAIRS.mlp, PAIRS_X, holdout=HELD, fresh=True, confidence=confidence)
+    return fit(PAIRS.mlp, PAIRS_X, holdout=HELD, fresh=True, confidence=confidence, family="shared")
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.999])
@@ -44,12 +44,22 @@ def test_the_promise_is_what_counting_and_the_beta_quantile_give(confidence: flo
 
 
 def test_a_hold_out_changes_nothing_but_the_promise() -> None:
-    plain, found = fit(PAIRS.mlp, PAIRS_X), promised()
+    plain, found = fit(PAIRS.mlp, PAIRS_X, family="shared"), promised()
     assert plain.guarantee is None
     assert found.model.sha256 == plain.model.sha256
     assert found.certificate == plain.certificate
     assert "promise" in dict(found.summary())
     assert "promise" not in dict(plain.summary())
+
+
+def test_the_hold_out_does_not_choose_the_family() -> None:
+    """family="auto" is chosen by cross-validation on calibration rows; a hold-out that chose it would be spent."""
+    half = len(HELD) // 2
+    X = PAIRS_X[:120]
+    found = [fit(PAIRS.mlp, X, family="auto", holdout=rows, fresh=True) for rows in (HELD[:half], HELD[half:])]
+    found.append(fit(PAIRS.mlp, X, family="auto"))
+    assert len({each.family for each in found}) == 1
+    assert len({each.model.sha256 for each in found}) == 1
 
 
 def test_the_sentence_rounds_down() -> None:
@@ -62,17 +72,20 @@ def test_the_sentence_rounds_down() -> None:
 
 def test_there_is_no_promise_without_the_word_that_rows_are_fresh() -> None:
     with pytest.raises(InputError, match="fresh=True"):
-        fit(PAIRS.mlp, PAIRS_X, holdout=HELD)
+        fit(PAIRS.mlp, PAIRS_X, holdout=HELD, family="shared")
 
 
 @pytest.mark.parametrize("held", [PAIRS_X, PAIRS_X[10:40], np.vstack([PAIRS_X, HELD[:60]]), PAIRS_X.astype(np.float64)])
 def test_calibration_rows_are_no_hold_out(held: NDArray[np.float64]) -> None:
     with pytest.raises(InputError, match="are calibration rows too"):
-        fit(PAIRS.mlp, PAIRS_X, holdout=held, fresh=True)
+        fit(PAIRS.mlp, PAIRS_X, holdout=held, fresh=True, family="shared")
 
 
 def test_a_few_equal_rows_are_natural() -> None:
-    assert fit(PAIRS.mlp, PAIRS_X, holdout=np.vstack([PAIRS_X[:40], HELD]), fresh=True).guarantee is not None
+    assert (
+        fit(PAIRS.mlp, PAIRS_X, holdout=np.vstack([PAIRS_X[:40], HELD]), fresh=True, family="shared").guarantee
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +154,7 @@ def test_a_consistent_forgery_is_found_by_counting() -> None:
 
 
 def LikeRows(array: NDArray[np.float64]) -> Any:
-    from quad4fhe._rows import ArrayRows
+    from quad4fhe.io.rows import ArrayRows
 
     return ArrayRows(array)
 
@@ -189,6 +202,6 @@ def test_the_commands_make_and_recheck_a_promise(
 
 
 def test_a_lossless_fit_may_promise_less_than_everything() -> None:
-    made = fit(LOSSLESS.mlp, LOSSLESS_X, holdout=HELD, fresh=True).guarantee
+    made = fit(LOSSLESS.mlp, LOSSLESS_X, holdout=HELD, fresh=True, family="shared").guarantee
     assert made is not None
     assert made.agreement < 1

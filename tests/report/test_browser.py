@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import browser
-from cases import PAIRS, PAIRS_X, PLANE, PLANE_X
 from quad4fhe import fit
-from quad4fhe.circuit.forecast import REFERENCE
+from quad4fhe.planning.costs import REFERENCE
+from support import browser
+from support.cases import PAIRS, PAIRS_X, PLANE, PLANE_X
 
 pytest.importorskip("matplotlib", reason="the report needs matplotlib: pip install 'quad4fhe[report]'")
 
@@ -130,7 +130,7 @@ def test_a_real_model_fits_on_a_telephone(
     chromium: browser.Browser, trained: Callable[[str], Any], tmp_path: Path, name: str
 ) -> None:
     model = trained(name)
-    found = fit(model.mlp, model.X_cal)
+    found = fit(model.mlp, model.X_cal, family="shared")
     page = report(found, model.X_cal, model.X_test, model.y_test, options=OPTIONS).save(tmp_path / "report.html")
     assert page.stat().st_size < 1_000_000
     chromium.open(page, 360)

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cases import PAIRS, PAIRS_X, PLANE, PLANE_X
-from pages import parse
 from quad4fhe.cli import main
+from quad4fhe.layouts import LAYOUTS
+from support.cases import PAIRS, PAIRS_X, PLANE, PLANE_X
+from support.pages import parse
 
 pytest.importorskip("matplotlib", reason="the report needs matplotlib: pip install 'quad4fhe[report]'")
 
@@ -65,7 +66,8 @@ def test_json_is_one_document_with_the_page_in_it(files: Path, capsys: pytest.Ca
     assert code == 0
     assert document["file"] == "page.html"
     assert document["calibration"]["mismatches"] == len(PLANE.certificate.mismatches)
-    assert [plan["samples"] for plan in document["plans"]] == [20, 20, 1]
+    # Every layout for the samples asked about, and the cheapest one for a single question.
+    assert [plan["samples"] for plan in document["plans"]] == [20] * len(LAYOUTS.names()) + [1]
     assert [rung["own"] for rung in document["ladder"]].count(True) == 1
     assert document["verdict"] in parse(Path("page.html").read_text(encoding="utf-8")).text
 
@@ -116,17 +118,17 @@ def test_every_mistake_is_one_line_and_leaves_nothing(
     assert set(os.listdir()) == before
 
 
-def test_without_matplotlib_the_missing_part_is_named(
-    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_the_package_that_is_missing_is_named(
+    package: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("matplotlib", "matplotlib.figure"):
+    for name in (package, f"{package}.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    code, _, err = run(capsys, "report fit.safetensors calib.npz")
-    assert code == 2
-    assert "pip install 'quad4fhe[report]'" in err
-    code, _, err = run(capsys, "demo --folder new")
-    assert code == 2
-    assert "pip install 'quad4fhe[report]'" in err
+    for words in ("report fit.safetensors calib.npz", "demo --folder new"):
+        code, _, err = run(capsys, words)
+        assert code == 2
+        assert package in err
+        assert "pip install 'quad4fhe[report]'" in err
     assert not Path("report.html").exists()
 
 
@@ -152,8 +154,8 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     np.savez(tmp_path / "calib.npz", X=PAIRS_X)
     code = "from quad4fhe.cli import entry_point; entry_point()"
     # The middle of the work, whatever the machine.
-    wait = "lambda *_: (print(1, flush=True), time.sleep(60))"
-    slow = f"import time, quad4fhe.report.findings as f; f.climb = {wait}; {code}"
+    wait = "lambda *_: (print(1, file=sys.__stdout__, flush=True), time.sleep(60))"
+    slow = f"import sys, time, quad4fhe.report.sections.ladder as l; l.climb = {wait}; {code}"
     words = [sys.executable, "-c", slow, "report", "fit.safetensors", "calib.npz"]
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
-from family_fits import pairs, plane
 from quad4fhe import MLP, CertificateError, Fit, InputError, fit
+from quad4fhe.baselines.preactivations import preactivations
+from quad4fhe.calibration.lift import Statistics
 from quad4fhe.fitting.result import count_agreement
-from quad4fhe.lift import lift
-from quad4fhe.polynomials.preactivations import preactivations
+from quad4fhe.proof.exact import target_labels
 from quad4fhe.regime import Regime
-from quad4fhe.report.activation import activation
-from quad4fhe.report.findings import Options, find
+from quad4fhe.report.drawing import apart
+from quad4fhe.report.findings import Options, find, measure
 from quad4fhe.report.geometry import plane_view
-from quad4fhe.report.ink import apart
-from quad4fhe.report.ladder import NOT_RUN, OWN, Rung, climb
-from quad4fhe.report.measure import measure
+from quad4fhe.report.sections.ladder import NOT_RUN, OWN, Rung, climb
+from quad4fhe.report.sections.polynomial import activation
+from support.cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
+from support.family_fits import pairs, plane
 
 Pair = tuple[Fit, np.ndarray[Any, Any]]
 
 
 def view_of(pair: Pair) -> Any:
-    return plane_view(pair[0], lift(pair[0].mlp, pair[1]).plane())
+    return plane_view(pair[0], Statistics.of_samples(pair[0].mlp, pair[1], target_labels).plane())
 
 
 @pytest.mark.parametrize("threshold", ["zero", "free"])
@@ -37,7 +37,7 @@ def test_the_side_of_the_line_is_the_decision(threshold: Any, outputs: int) -> N
     head = np.vstack([np.zeros_like(PLANE.mlp.W2), PLANE.mlp.W2])[-outputs:]
     bias = np.append(0.0, PLANE.mlp.b2)[-outputs:]
     mlp = MLP(PLANE.mlp.W1, PLANE.mlp.b1, head + 0.3 * (outputs - 1), bias)
-    found = fit(mlp, PLANE_X, threshold=threshold)
+    found = fit(mlp, PLANE_X, threshold=threshold, family="shared")
     view = view_of((found, PLANE_X))
     p, q, r = view.line
     side = view.points @ np.array([p, q]) + r
@@ -115,20 +115,20 @@ def test_the_ladder_says_what_separate_fits_say() -> None:
     assert [rung.name for rung in rungs] == ["shared, as in the paper", "shared, polished", "unitwise", "head"]
     assert [rung.own for rung in rungs] == [rung.regime == PAIRS.regime for rung in rungs]
     assert sum(rung.own for rung in rungs) == 1
-    paper = fit(PAIRS.mlp, PAIRS_X, polish=False)
+    paper = fit(PAIRS.mlp, PAIRS_X, polish=False, family="shared")
     for rung, alone in zip(rungs, (paper, PAIRS, pairs("unitwise"), pairs("head")), strict=True):
         assert rung.calibration == alone.diagnostics.calibration
         assert rung.test == count_agreement(alone.mlp, alone.model, X_test)
 
 
 def test_which_rung_a_fit_is_follows_from_its_numbers_and_not_from_its_word() -> None:
-    paper = fit(PAIRS.mlp, PAIRS_X, polish=False)
+    paper = fit(PAIRS.mlp, PAIRS_X, polish=False, family="shared")
     boasting = dataclasses.replace(paper, regime=PAIRS.regime, seed=5, threshold="free")
     for own in (paper, boasting):
         rungs = rungs_of(own, PAIRS_X, None, "shared")
         assert [rung.own for rung in rungs] == [True, False, False, False]
         assert rungs[0].regime == paper.regime
-    other = fit(PAIRS.mlp, PAIRS_X[:60])  # not a rung of this data
+    other = fit(PAIRS.mlp, PAIRS_X[:60], family="shared")  # not a rung of this data
     assert [rung.name for rung in rungs_of(other, PAIRS_X, None, "shared") if rung.own] == [OWN]
 
 
@@ -228,6 +228,6 @@ def test_a_false_cap_gets_no_picture() -> None:
         if f"{mu:g}" == f"{found.diagnostics.mu:g}":
             continue
         said = msgspec.structs.replace(found.diagnostics, mu=mu)
-        forged = dataclasses.replace(found, regime=Regime(f"rch({mu:g})"), diagnostics=said)
+        forged = dataclasses.replace(found, regime=Regime("rch", mu), diagnostics=said)
         with pytest.raises(CertificateError, match="place another line"):
             view_of((forged, X))

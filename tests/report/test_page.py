@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -14,19 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-import family_fits
-from cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
-from pages import Node, parse
 from quad4fhe import CertificateError, Fit, InputError, fit, plan
-from quad4fhe.circuit.forecast import REFERENCE, readable_bytes, readable_seconds
 from quad4fhe.cli import main
+from quad4fhe.layouts import LAYOUTS
+from quad4fhe.planning.costs import REFERENCE, readable_bytes, readable_seconds
+from support import family_fits
+from support.cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
+from support.pages import Node, parse
 
 pytest.importorskip("matplotlib", reason="the report needs matplotlib: pip install 'quad4fhe[report]'")
 
-from quad4fhe.report import Options, Report, Source, report
+from quad4fhe.report import SECTIONS, Findings, Options, Picture, Report, Section, Source, Tile, report
 
 QUICK = Options(ladder="none", samples=64, machine=REFERENCE)
-FREE = fit(PLANE.mlp, PLANE_X, threshold="free")
+FREE = fit(PLANE.mlp, PLANE_X, threshold="free", family="shared")
 FITS: dict[str, tuple[Callable[[], Fit], Any]] = {
     "lossless": (lambda: LOSSLESS, LOSSLESS_X),
     "plane": (lambda: PLANE, PLANE_X),
@@ -99,7 +101,7 @@ def test_every_number_of_the_fit_file_is_on_the_page_as_it_is(name: str) -> None
 def test_what_a_file_says_of_its_making_stands_under_one_heading_that_says_so(name: str) -> None:
     page = saved(name)[1]
     (stated,) = page.find("section", id="stated")
-    assert "not checked and not certified" in stated.text
+    assert "not checked and not certified" in " ".join(stated.text.split())
     inside = {node.attributes["data-fit"] for node in stated.find("data")}
     assert {"regime", "seed", "threshold", "diagnostics.hard"} <= inside
     everywhere = [node.attributes["data-fit"] for node in page.find("data")]
@@ -189,8 +191,8 @@ def test_the_bill_is_the_plans_own() -> None:
     (section,) = page.find("section", id="encryption")
     rows = {row.find("td")[0].text: [cell.text for cell in row.find("td")[1:]] for row in section.find("tr")[1:]}
     taken = plan(PAIRS, samples=64, X=PAIRS_X)
-    other = plan(PAIRS, samples=64, layout="batch" if taken.layout == "packed" else "packed", X=PAIRS_X)
-    plans = [taken, other, plan(PAIRS, samples=1, layout="packed", X=PAIRS_X)]
+    others = [plan(PAIRS, samples=64, layout=name, X=PAIRS_X) for name in LAYOUTS.names() if name != taken.layout]
+    plans = [taken, *others, plan(PAIRS, samples=1, X=PAIRS_X)]
     assert rows["ring N"] == [f"{made.chain.ring:,}" for made in plans]
     assert rows["upload"] == [readable_bytes(made.forecast.upload_bytes) for made in plans]
     assert rows["server time"] == [readable_seconds(made.forecast.server_seconds) for made in plans]
@@ -208,7 +210,7 @@ def test_the_commands_on_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     page = parse(report(PLANE, PLANE_X, options=QUICK, source=source).html())
     commands = [code.text for code in page.find("code") if code.text.startswith("quad4fhe ")]
     assert "quad4fhe verify 'my fit.safetensors' calib.npz" in commands
-    assert sum(command.startswith("quad4fhe plan ") for command in commands) == 3
+    assert sum(command.startswith("quad4fhe plan ") for command in commands) == 4
     for command in commands:
         if not command.startswith("quad4fhe report "):
             assert main(shlex.split(command)[1:]) == 0
@@ -234,7 +236,7 @@ def test_labels_give_accuracies_and_labels_that_mean_nothing_do_not() -> None:
 
 
 def test_one_lost_decision_among_many_is_not_shown_as_all() -> None:
-    from quad4fhe.fitting.words import percent
+    from quad4fhe.fitting.summary import percent
 
     assert percent(1.0) == "100.00%"
     assert percent(1 - 1e-6) == "99.9999%"
@@ -244,3 +246,73 @@ def test_one_lost_decision_among_many_is_not_shown_as_all() -> None:
 def test_a_notebook_and_the_page_say_the_same_verdict() -> None:
     made: Report = report(PAIRS, PAIRS_X, options=QUICK)
     assert parse(PAIRS._repr_html_()).find("p")[0].text == made.verdict
+
+
+# --- sections ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Toy(Section):
+    """How many samples each class has; nothing for more than two classes."""
+
+    title = "A toy & more"
+    template = "<p>{{ words }}</p>{{ figures(pictures, table('Counts', ('class', 'samples'), rows)) }}"
+    counts: list[int]
+
+    @classmethod
+    def find(cls, found: Findings, progress: Any) -> Toy | None:
+        if found.fit.mlp.classes != 2:
+            return None
+        progress("toy", 0, 0)
+        return cls(found, np.bincount(found.calibration.target).tolist())
+
+    def values(self) -> dict[str, Any]:
+        return {"words": "<b>1</b>", "rows": list(zip(self.found.classes, self.counts, strict=True))}
+
+    @property
+    def pictures(self) -> list[Picture]:  # type: ignore[override]
+        alt = "One point, which stands for all that a section of one file can show."
+        caption = "The caption of a toy's picture."
+        return [Picture("toy", "Toy", alt, caption, lambda figure, _: figure.subplots().plot([0], [0]), (), ())]
+
+    @property
+    def tiles(self) -> list[Tile]:
+        return [Tile("Toy", str(sum(self.counts)), "samples")]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"toy": self.counts}
+
+
+def test_a_section_is_one_class_and_one_name() -> None:
+    with SECTIONS.added("toy", Toy):
+        made, without = report(PLANE, PLANE_X, options=QUICK), report(PAIRS, PAIRS_X, options=QUICK)
+    page = parse(made.html())
+    (section,) = page.find("section", id="toy")
+    assert section.find("h2")[0].text == "A toy & more"
+    assert section.find("p")[0].text == "<b>1</b>"
+    counts = np.bincount(PLANE.mlp.decide(PLANE_X)).tolist()
+    cells = [cell.text for cell in section.find("td")]
+    assert cells == ["class 0", str(counts[0]), "class 1", str(counts[1])]
+    assert [figure.attributes["id"] for figure in section.find("figure")] == ["picture-toy"]
+    tiles = {tile.find("dt")[0].text: tile.find("dd")[0].text for tile in page.find("dl")[0].find("div")}
+    assert tiles["Toy"] == f"{len(PLANE_X)} samples"
+    assert made.to_dict()["toy"] == counts
+    assert made.pictures[-1].name == "toy"
+    assert "toy" not in without.sections
+    assert "toy" not in SECTIONS
+
+
+def test_sections_stand_in_the_order_of_the_registry() -> None:
+    ids = [node.attributes["id"] for node in saved("plane")[1].find("section") if "id" in node.attributes]
+    assert ids == [name for name in SECTIONS.names() if name in ids]
+    assert set(SECTIONS.names()) - set(ids) == {"promise"}
+
+
+def test_a_template_that_names_what_does_not_exist_is_an_error() -> None:
+    class Broken(Toy):
+        template = "{{ nonsense }}"
+
+    with SECTIONS.added("broken", Broken):
+        made = report(PLANE, PLANE_X, options=QUICK)
+    with pytest.raises(Exception, match="'nonsense' is undefined"):
+        made.html()

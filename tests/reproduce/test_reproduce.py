@@ -8,19 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from conftest import DATA
-from inline import InlineEngine
 from quad4fhe import fit, plan
 from quad4fhe.cli import main
-from quad4fhe.engines import Done, WorkerLostError
 from quad4fhe.he.predict import predict_encrypted
 from quad4fhe_reproduce import runner
 from quad4fhe_reproduce.prepare import prepare
@@ -29,6 +25,7 @@ from quad4fhe_reproduce.results import results, write_results
 from quad4fhe_reproduce.schedule import ALL_SETS, TABLES, tasks
 from quad4fhe_reproduce.store import Store, read_record
 from quad4fhe_reproduce.train import train
+from support.inline import InlineWorkers
 
 HERE = Path(__file__).parents[2]
 COMMITTED = HERE / "results"
@@ -179,7 +176,7 @@ def test_two_commands_do_not_share_a_folder(trial: Trial, capsys: pytest.Capture
     with Store(trial.out).alone():
         code = main(["reproduce", "--quick", "--skip-missing", "--out", str(trial.out), "--data", str(trial.data)])
     assert code == 2
-    assert "another quad4fhe reproduce works in" in capsys.readouterr().err
+    assert "another run is writing to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -225,22 +222,14 @@ def test_all_tables_together_are_every_run_once_and_the_most_important_come_firs
     assert all(tasks([name]) for name in TABLES)
 
 
-class Mortal(InlineEngine):
-    """An engine whose workers die of every second task."""
-
-    def stream(self, tasks: Iterable[Any], *, ahead: int = 0) -> Iterator[Done]:
-        for done in super().stream(tasks):
-            yield done if done.index % 2 else Done(done.index, done.task, error=WorkerLostError("its worker ended"))
-
-
 def test_a_run_whose_worker_dies_is_named_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "pending", lambda wanted, data, store: list(wanted))
     monkeypatch.setattr(runner, "require_packages", lambda: None)
     monkeypatch.setattr(runner, "run_one", _nothing)
     wanted = tasks(["mlp"])[:4]
-    done = runner.reproduce(wanted, tmp_path, tmp_path / "out", engine=Mortal(), workers=1)
+    done = runner.reproduce(wanted, tmp_path, tmp_path / "out", pool=InlineWorkers(2, deadly=tuple(wanted[::2])))
     assert (done.done, len(done.failed)) == (2, 2)
-    assert done.failed[0] == f"{wanted[0].label}: its worker ended"
+    assert done.failed[0] == f"{wanted[0].label}: its worker ended in each of 3 attempts: it was killed"
 
 
 def _nothing(task: Task, data: Path, out: Path) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quad4fhe import Fit
-from serving import small_fit
+from support.serving import small_fit
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 from quad4fhe import Fit
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.he import container
 from quad4fhe.he.container import HEADER_BYTES, Kind
 from quad4fhe.he.session import Client
+from quad4fhe.planning.plan import Plan
 from quad4fhe.serve.client import Remote
-from serving import RunningServer, small_fit, works
+from support.serving import RunningServer, small_fit, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
 
@@ -157,14 +157,14 @@ class Mutations:
         return self.post(self.data[:-32] + self.random.randbytes(32)), {400}
 
     def residue_not_below_its_prime(self) -> tuple[bytes, set[int]]:
-        form = container.form(self.plan, Kind.request)
+        seed, form = container.form(self.plan, Kind.request).parts
         place = self.random.randrange(len(form.primes))
-        row, poly = self.random.randrange(form.shape[0]), self.random.randrange(2)
+        row, poly = self.random.randrange(form.shape[0]), self.random.randrange(form.shape[1])
         slot = self.random.randrange(form.shape[3])
-        index = ((row * 2 + poly) * form.shape[2] + place) * form.shape[3] + slot
+        index = ((row * form.shape[1] + poly) * form.shape[2] + place) * form.shape[3] + slot
         value = self.random.choice([form.primes[place], 2**32 - 1, self.random.randrange(form.primes[place], 2**32)])
         out = bytearray(self.data)
-        struct.pack_into("<I", out, HEADER_BYTES + 4 * index, value)
+        struct.pack_into("<I", out, HEADER_BYTES + seed.size * seed.width + 4 * index, value)
         return self.post(self.hashed(bytes(out))), {400}
 
     def truncated(self) -> tuple[bytes, set[int]]:

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hostile import Answer, HostileServer, evaluating, zeros
 from quad4fhe import Fit, InputError, QuadraticModel
-from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.cli import main
 from quad4fhe.he import container, keys
 from quad4fhe.he.canaries import Known, Mixture
 from quad4fhe.he.session import Client, Reply, ReplyError
+from quad4fhe.layouts.planner import plan
+from quad4fhe.planning.plan import Plan
 from quad4fhe.serve.client import Remote
-from serving import inside, small_fit
-from standins import SHARED, stand_in
+from support.hostile import Answer, HostileServer, evaluating, zeros
+from support.serving import inside, small_fit
+from support.standins import SHARED, stand_in
 
 RUNS, COUNT = 10, 32
 
@@ -55,10 +56,10 @@ def replaying(fit: Fit, made: Plan) -> Answer:
     honest, first = evaluating(fit, made), []
 
     def answer(number: int, body: bytes) -> tuple[int, bytes]:
-        header = container.read_request(made, io.BytesIO(body)).header
+        identity = container.read_request(made, io.BytesIO(body)).identity
         if not first:
-            first.append(container.read_reply(made, io.BytesIO(honest(number, body)[1])).residues)
-        return 200, b"".join(container.write_reply(made, Reply(header, first[0])))
+            first.append(container.read_reply(made, io.BytesIO(honest(number, body)[1])).chunks)
+        return 200, b"".join(container.write_reply(made, Reply(identity, first[0])))
 
     return answer
 
@@ -205,7 +206,7 @@ def test_the_command_line_makes_known_samples_and_checks_with_them(
     options = ["--plan", str(tmp_path / "plan.json"), "--canaries", "32", "--known", str(tmp_path / "known.npz")]
     with HostileServer({}, evaluating(fit, made)) as server:
         assert main(["query", server.url, str(tmp_path / "x.npy"), *options]) == 0
-        assert "32 in each request, all with the logits that were known" in capsys.readouterr().out
+        assert "32 in each request, all with the known logits" in capsys.readouterr().out
         server.answer = zeros(made)
         assert main(["query", server.url, str(tmp_path / "x.npy"), *options]) == 2
         out, err = capsys.readouterr()

@@ -11,7 +11,7 @@ import pytest
 from quad4fhe import Fit
 from quad4fhe.cli import main
 from quad4fhe.he import keys
-from serving import RunningServer, small_fit
+from support.serving import RunningServer, small_fit
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,22 @@ def test_keygen_and_query_give_the_models_decisions(running, fit, data, tmp_path
     code, out, _ = run(capsys, "query", running.url, data, *options)
     assert code == 0
     assert "keygen" not in out
+
+
+def test_queries_use_what_was_prepared_for_them_once(running, fit, data, tmp_path, capsys) -> None:
+    secret, parts = tmp_path / "own.key", tmp_path / "own.key.prepared"
+    assert run(capsys, "keygen", secret, "--server", running.url, "--layout", "lift")[0] == 0
+    wanted = fit.model.decide(np.load(data)["X"]).tolist()
+    for prepare, left in ((3, 3), (0, None), (0, None)):
+        before = set(parts.glob("*.ready")) if parts.exists() else set()
+        code, out, _ = run(capsys, "query", running.url, data, "--key", secret, "--json", "--prepare", str(prepare))
+        assert code == 0
+        assert json.loads(out)["decisions"] == wanted
+        after = set(parts.glob("*.ready"))
+        assert len(after) == left if left is not None else len(after) < max(1, len(before))
+    code, _, err = run(capsys, "query", running.url, data, "--prepare", "3")
+    assert code == 2
+    assert "add --key" in err
 
 
 def test_keygen_for_a_plan_then_rotation(fit, tmp_path, capsys) -> None:

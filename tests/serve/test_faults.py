@@ -21,11 +21,12 @@ import pytest
 from quad4fhe import Fit
 from quad4fhe.he import container, keys
 from quad4fhe.he.session import Client
+from quad4fhe.serve.admission import Place
 from quad4fhe.serve.client import Remote, ServiceError
-from quad4fhe.serve.places import Place
-from quad4fhe.serve.pool import Pool, WorkerLostError
-from quad4fhe.serve.worker import Answer, Job, Setup
-from serving import RunningServer, Stuck, inside, until, works
+from quad4fhe.serve.pool import ServerPool
+from quad4fhe.serve.worker import Setup, Task, TaskResult
+from quad4fhe.workers.base import Answered, Deliver, WorkerLostError
+from support.serving import RunningServer, Stuck, inside, until, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
 
@@ -48,18 +49,40 @@ def body(server: RunningServer, fit: Fit) -> tuple[str, bytes]:
     return f"{server.url}/models/{fit.model.sha256}/evaluate", data
 
 
-def test_a_worker_killed_in_the_middle_of_a_request_is_a_clear_error_and_then_replaced(server, fitted) -> None:
+def test_a_worker_killed_before_it_began_costs_the_client_nothing(server, fitted) -> None:
+    """Another worker takes the request. On a busy machine it may start after the deadline: then it is tried again."""
     url, data = body(server, fitted[1])
-    with ThreadPoolExecutor() as threads, Stuck(server) as stuck:
-        answer = threads.submit(httpx.post, url, content=data, headers=OCTETS, timeout=30)
-        until(lambda: server.healthy()["busy"] == 1)
-        time.sleep(0.3)
-        os.kill(stuck.pid, signal.SIGKILL)
-        response = answer.result(timeout=20)
+    for _ in range(5):
+        with ThreadPoolExecutor() as threads, Stuck(server) as stuck:
+            answer = threads.submit(httpx.post, url, content=data, headers=OCTETS, timeout=30)
+            until(lambda: server.healthy()["busy"] == 1)
+            time.sleep(0.3)
+            os.kill(stuck.pid, signal.SIGKILL)
+            response = answer.result(timeout=20)
+        works(server, fitted[1])
+        if response.status_code == 200:
+            break
+        assert "no worker" in response.json()["error"]
+    assert response.status_code == 200
+
+
+def test_a_worker_killed_in_the_middle_of_a_request_is_a_clear_error_and_then_replaced(server, fitted) -> None:
+    """A request takes a few milliseconds, so several tries may be needed to hit the middle of one."""
+    url, data = body(server, fitted[1])
+    for attempt in range(40):
+        (pid,) = server.workers()
+        with ThreadPoolExecutor() as threads:
+            answer = threads.submit(httpx.post, url, content=data, headers=OCTETS, timeout=30)
+            time.sleep(0.001 * (attempt + 1))
+            os.kill(pid, signal.SIGKILL)
+            response = answer.result(timeout=20)
+        works(server, fitted[1])
+        if response.status_code == 503:
+            break
+        assert response.status_code == 200
     assert response.status_code == 503
     assert "send the request again" in response.json()["error"]
     assert response.headers["retry-after"] == "1"
-    works(server, fitted[1])
 
 
 def test_the_client_itself_gets_over_a_killed_worker(server, fitted) -> None:
@@ -119,30 +142,40 @@ def test_a_request_that_would_start_too_late_is_503_and_costs_no_worker(server, 
     assert restarts(server) == before
 
 
-def test_the_reserve_follows_what_jobs_of_that_kind_take() -> None:
-    class Slow:
-        name = "slow"
+class Slow:
+    """A launcher of workers that take 0.2 seconds for a task."""
 
-        async def start(self, setup: bytes) -> None: ...
-        async def end(self) -> None: ...
-        async def ask(self, job: bytes) -> bytes:
-            await asyncio.sleep(0.2)
-            return msgspec.json.encode(Answer(error="no" if b"refused" in job else None))
+    name, workers = "slow", 1
 
+    def start(self, make: bytes, deliver: Deliver, **_: object) -> Slow:
+        self._deliver = deliver
+        deliver(Answered(None))
+        return self
+
+    def send(self, task: Task) -> None:
+        result = TaskResult(error="no" if task.key_id == "refused" else None)
+        threading.Timer(0.2, self._deliver, (Answered(msgspec.json.encode(result)),)).start()
+
+    def kill(self) -> None: ...
+
+    def join(self) -> None: ...
+
+
+def test_the_reserve_follows_what_tasks_of_that_kind_take() -> None:
     async def story() -> None:
-        pool = Pool(Setup([]), 1, Slow)
+        pool = ServerPool(Setup([]), Slow())
         await pool.start()
         now = asyncio.get_running_loop().time
         assert pool.reserve("plan", True, 4.0) == pytest.approx(0.4)
-        await pool.run(Job("plan", key_id="refused", request="r"), Place("x"), now() + 4)
+        await pool.run(Task("plan", key_id="refused", request="r"), Place("x"), now() + 4)
         assert pool.reserve("plan", True, 4.0) == pytest.approx(0.4)
-        await pool.run(Job("plan", request="r"), Place("x"), now() + 4)
+        await pool.run(Task("plan", request="r"), Place("x"), now() + 4)
         assert pool.reserve("plan", True, 4.0) == pytest.approx(0.6, abs=0.15)
         assert pool.reserve("plan", False, 4.0) == pool.reserve("other", True, 4.0) == pytest.approx(0.4)
         assert pool.reserve("plan", True, 0.5) == pytest.approx(0.25)  # never more than half
         with pytest.raises(WorkerLostError, match="in time to compute"):
-            await pool.run(Job("plan", request="r"), Place("x"), now() + 0.1, now() - 0.1)
-        assert (await pool.run(Job("plan", request="r"), Place("x"), now() + 4)).error is None
+            await pool.run(Task("plan", request="r"), Place("x"), now() + 0.1, now() - 0.1)
+        assert (await pool.run(Task("plan", request="r"), Place("x"), now() + 4)).error is None
         assert pool.restarts == 0
         await pool.close()
 
@@ -239,7 +272,7 @@ def test_tokens_keep_strangers_out(fitted, tmp_path: Path) -> None:
                 answer = httpx.get(running.url + path, headers=headers)
                 assert answer.status_code == 401
                 assert answer.headers["www-authenticate"] == "Bearer"
-        with pytest.raises(ServiceError, match="401"):
+        with pytest.raises(ServiceError, match="wants a token"):
             Remote(running.url, model=fit.model.sha256)
         X = inside(fit, 2)
         with Remote(running.url, token="b" * 32) as remote:

@@ -14,17 +14,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from hostile import HostileServer, evaluating, with_residues, zeros
 from quad4fhe import Fit, InputError
-from quad4fhe.circuit.chain import chain
-from quad4fhe.circuit.domain import check_inside
-from quad4fhe.circuit.plan import Plan, plan
 from quad4fhe.errors import Quad4FHEError
 from quad4fhe.he import container
 from quad4fhe.he.session import Client, ReplyError
+from quad4fhe.layouts.planner import plan
+from quad4fhe.planning.box import check_inside
+from quad4fhe.planning.chains import chain
+from quad4fhe.planning.plan import Plan
 from quad4fhe.serve.client import Remote, ServiceError
-from quad4fhe.serve.wire import Wire
-from serving import inside, small_fit, until
+from quad4fhe.serve.http import HttpClient
+from support.hostile import HostileServer, evaluating, with_residues, zeros
+from support.serving import inside, small_fit, until
 
 LAYOUTS = ["batch", "packed"]
 
@@ -87,9 +88,9 @@ def test_the_same_attack_recovers_it_from_a_client_that_sends_only_what_fits(fit
     X = inside(fit, 1)
 
     def query(server: HostileServer) -> None:
-        wire = Wire(server.url, None, True, 10.0)
+        wire = HttpClient(server.url, None, True, 10.0)
         try:
-            check_inside(X, Plan.from_dict(server.fields).domain)
+            check_inside(X, Plan.from_dict(server.fields))
             wire.ask("POST", "/evaluate", None, 0, 2**20)
         except Quad4FHEError:
             pass
@@ -127,7 +128,7 @@ def test_a_pinned_plan_is_not_asked_for_and_refuses_before_anything_is_sent(fit:
     with HostileServer(boxed(made, -1e3, 1e3), zeros(made)) as server, Remote(server.url, plan=made) as remote:
         assert remote.pinned
         X[1, 0] = 2 * made.domain.high[0]
-        with pytest.raises(InputError, match=r"X\[1, 0\].*outside the box"):
+        with pytest.raises(InputError, match=r"outside the box.*X\[1, 0\]"):
             remote.predict(X)
         assert server.seen == []
         assert remote.predict(X, clip=True).clipped == 1

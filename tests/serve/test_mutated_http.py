@@ -28,7 +28,7 @@ from quad4fhe import Fit
 from quad4fhe.he import container
 from quad4fhe.he.session import Client
 from quad4fhe.serve.client import Remote
-from serving import RunningServer, small_fit, until
+from support.serving import RunningServer, small_fit, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
 

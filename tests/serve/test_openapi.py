@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from serving import RunningServer, small_fit
+from support.serving import RunningServer, small_fit
 
 TOKEN = "t" * 32
 
@@ -41,6 +41,7 @@ OPERATIONS = [
     ("/metrics", "GET"),
     ("/models", "GET"),
     ("/models/{model_id}/plan", "GET"),
+    ("/models/{model_id}/features", "GET"),
     ("/models/{model_id}/evaluate", "POST"),
     ("/models/{model_id}/keys/{key_id}", "GET"),
     ("/models/{model_id}/keys/{key_id}", "PUT"),

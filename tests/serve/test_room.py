@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from quad4fhe import Fit, InputError
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.he import container
 from quad4fhe.he.session import Client
-from quad4fhe.serve import linger
+from quad4fhe.planning.plan import Plan
 from quad4fhe.serve.client import Remote
-from serving import RunningServer, works
+from quad4fhe.serve.middleware import SHORT_BYTES
+from support.serving import RunningServer, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the server's processes by prlimit")
 
@@ -140,7 +140,7 @@ def test_workers_have_a_limit_from_the_start(server) -> None:
 
 def test_asking_for_more_than_the_limit_is_a_memory_error_in_that_process_alone() -> None:
     program = """
-from quad4fhe.serve.memory import limit_memory
+from quad4fhe.serve.worker import limit_memory
 limit = limit_memory(None, 2**20)
 assert limit > 2**30
 held = bytearray(2**28)
@@ -153,7 +153,7 @@ except MemoryError:
 
 
 def test_a_limit_below_what_the_models_take_is_said_at_once(fitted) -> None:
-    from quad4fhe.serve.memory import limit_memory
+    from quad4fhe.serve.worker import limit_memory
 
     with pytest.raises(InputError, match=r"MiB in use once its models are loaded.*give it more"):
         limit_memory(2**20, 0)
@@ -195,6 +195,6 @@ def test_a_refusal_does_not_wait_for_a_body_that_does_not_come(server) -> None:
 def test_a_short_body_nobody_wants_keeps_the_connection(server) -> None:
     with httpx.Client(headers=OCTETS) as client:
         for _ in range(3):
-            answer = client.post(f"{server.url}/models/nothing/evaluate", content=bytes(linger.SHORT))
+            answer = client.post(f"{server.url}/models/nothing/evaluate", content=bytes(SHORT_BYTES))
             assert answer.status_code == 404
             assert "connection" not in answer.headers

@@ -9,18 +9,18 @@ import httpx
 
 from quad4fhe import Fit
 from quad4fhe.he import container
+from quad4fhe.he.key_cache import KeyCache
 from quad4fhe.he.session import Client
 from quad4fhe.serve.client import Remote
-from quad4fhe.serve.spool import KeyStore
-from serving import RunningServer
+from support.serving import RunningServer
 
 PLAN = b"p" * 32
 
 
-def keep(store: KeyStore, folder: Path, owner: str, number: int) -> Path:
+def keep(store: KeyCache[Path], folder: Path, owner: str, number: int) -> Path:
     file = folder / f"{owner}{number}"
     file.touch()
-    store.keep(PLAN, file.name.encode(), file, owner)
+    store.put(PLAN, file.name.encode(), file, size=1, owner=owner)
     return file
 
 
@@ -29,19 +29,19 @@ def left(folder: Path) -> Counter[str]:
 
 
 def test_one_owners_uploads_evict_nobody_elses_keys(tmp_path: Path) -> None:
-    store = KeyStore(8)
+    store: KeyCache[Path] = KeyCache(8, Path.unlink)
     keep(store, tmp_path, "v", 0)
     keep(store, tmp_path, "w", 0)
     for number in range(30):
         keep(store, tmp_path, "a", number)
-        assert store.find(PLAN, b"v0") == tmp_path / "v0"
+        assert store.get(PLAN, b"v0") == tmp_path / "v0"
     assert (len(store), left(tmp_path)) == (8, Counter(a=6, v=1, w=1))
-    assert store.find(PLAN, b"a29") is not None
-    assert store.find(PLAN, b"a23") is None
+    assert store.get(PLAN, b"a29") is not None
+    assert store.get(PLAN, b"a23") is None
 
 
 def test_owners_get_equal_shares_and_then_evict_only_their_own(tmp_path: Path) -> None:
-    store = KeyStore(8)
+    store: KeyCache[Path] = KeyCache(8, Path.unlink)
     for owner in "abab":
         for number in range(20):
             keep(store, tmp_path, owner, number + 100 * len(list(tmp_path.iterdir())))
@@ -55,16 +55,28 @@ def test_owners_get_equal_shares_and_then_evict_only_their_own(tmp_path: Path) -
 
 
 def test_the_keys_used_longest_ago_are_evicted_and_a_newcomer_is_always_let_in(tmp_path: Path) -> None:
-    store = KeyStore(3)
+    store: KeyCache[Path] = KeyCache(3, Path.unlink)
     for owner in "abc":
         keep(store, tmp_path, owner, 0)
-    store.find(PLAN, b"a0")
+    store.get(PLAN, b"a0")
     keep(store, tmp_path, "d", 0)
     assert left(tmp_path) == Counter("acd")
     keep(store, tmp_path, "d", 1)
     assert left(tmp_path) == Counter("acd")
-    assert store.find(PLAN, b"d1") is not None
-    assert store.find(PLAN, b"d0") is None
+    assert store.get(PLAN, b"d1") is not None
+    assert store.get(PLAN, b"d0") is None
+
+
+def test_the_limit_is_on_the_sum_of_sizes() -> None:
+    cache: KeyCache[int] = KeyCache(10)
+    for number, size in enumerate((4, 4, 4, 9)):
+        cache.put(PLAN, bytes([number]), number, size)
+        assert cache.get(PLAN, bytes([number])) == number
+    assert len(cache) == 1  # nine and nothing else
+    cache.put(PLAN, b"large", 5, 50)  # larger than the limit: kept, as it is needed now
+    assert (len(cache), cache.get(PLAN, b"large")) == (1, 5)
+    cache.drop(PLAN, b"large")
+    assert len(cache) == 0
 
 
 def test_one_token_does_not_evict_the_keys_of_another(fitted: tuple[Path, Fit], tmp_path: Path) -> None:

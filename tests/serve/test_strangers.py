@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from certificates import self_signed
 from quad4fhe import Fit
-from quad4fhe.serve import connections, protocol
-from quad4fhe.serve.connections import Connections, network
-from serving import RunningServer, until, works
+from quad4fhe.serve import protocol
+from quad4fhe.serve.admission import Connections, network
+from support.certificates import self_signed
+from support.serving import RunningServer, until, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and uses all of 127.0.0.0/8")
 
@@ -197,14 +197,14 @@ def test_connections_that_wait_are_ended_after_their_time(server: RunningServer,
         for _ in range(6):  # a byte now and then is not a header
             time.sleep(0.5)
             slow.sendall(b"a")
-        allowed = max(protocol.HEAD_SECONDS, protocol.IDLE_SECONDS, connections.HANDSHAKE_SECONDS) + 3
+        allowed = max(protocol.HEAD_SECONDS, protocol.IDLE_SECONDS, protocol.HANDSHAKE_SECONDS) + 3
         assert max(map(ended, [*waiting, slow])) <= allowed
     assert server.healthy()["workers"] == 1
 
 
 def test_a_request_at_work_is_not_closed_for_a_newcomer(server: RunningServer, fitted: tuple[Path, Fit]) -> None:
     from quad4fhe.serve.client import Remote
-    from serving import inside
+    from support.serving import inside
 
     fit = fitted[1]
     with Remote(server.url, token=TOKEN, layout="batch") as remote, sockets(server, 300):

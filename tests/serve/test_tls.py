@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ssl
+import time
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
-from certificates import self_signed
 from quad4fhe.cli import main
 from quad4fhe.serve.client import Remote, ServiceError
-from quad4fhe.serve.wire import client_context
-from serving import RunningServer, small_fit
+from quad4fhe.serve.http import client_context
+from support.certificates import self_signed
+from support.serving import RunningServer, small_fit
 
 
 def test_tls_serves_who_trusts_the_certificate_and_nobody_else(tmp_path: Path) -> None:
@@ -29,6 +30,10 @@ def test_tls_serves_who_trusts_the_certificate_and_nobody_else(tmp_path: Path) -
             assert (remote.predict(X).decisions == fit.model.decide(X)).all()
         with pytest.raises(ServiceError, match="certificate is not trusted"):
             Remote(running.url, model=fit.model.sha256)
+        started = time.monotonic()
+        with pytest.raises(ServiceError, match=f"speaks TLS; try {running.url}"):
+            Remote(running.url.replace("https", "http"))
+        assert time.monotonic() - started < 10
         headers = {"content-type": "application/octet-stream", "content-length": str(2**28)}
         path = f"{running.url}/models/{fit.model.sha256}/evaluate"
         refused = httpx.post(path, content=iter([bytes(2**20)] * 2**8), headers=headers, verify=trust, timeout=30)

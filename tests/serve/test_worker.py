@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from quad4fhe import Fit
-from quad4fhe.circuit.plan import plan
 from quad4fhe.he import container
 from quad4fhe.he.session import Client
-from quad4fhe.serve.worker import Job, ModelJob, Setup, Worker
+from quad4fhe.layouts.planner import plan
+from quad4fhe.serve.worker import ModelFiles, Setup, Task, Worker
 
 
 def test_uploaded_keys_are_read_also_where_the_worker_holds_that_name(fitted: tuple[Path, Fit], tmp_path: Path) -> None:
     """The server may have evicted the first upload; whatever it keeps of the second one, other workers will read."""
     file, fit = fitted
     made = plan(fit, samples=1, layout="packed", precision="fast")
-    worker = Worker(Setup([ModelJob(str(file), [made.to_dict()])], 0))
+    worker = Worker(Setup([ModelFiles(str(file), [made.to_dict()])], 0))
     client = Client(made)
     good = b"".join(container.write_keys(made, client.key_id, client.evaluation_keys()))
     (tmp_path / "good").write_bytes(good)
     (tmp_path / "bad").write_bytes(good[:200] + bytes(len(good) - 232) + good[-32:])
 
     def upload(name: str) -> str | None:
-        return worker.do(Job(made.sha256.hex(), str(tmp_path / name), client.key_id.hex())).error
+        return worker.do(Task(made.sha256.hex(), str(tmp_path / name), client.key_id.hex())).error
 
     assert upload("good") is None
     assert upload("good") is None
@@ -31,5 +31,5 @@ def test_uploaded_keys_are_read_also_where_the_worker_holds_that_name(fitted: tu
     (tmp_path / "request").write_bytes(b"".join(container.write_request(made, client.encrypt(fit.box[0][None])[0])))
     (tmp_path / "reply").touch()
     paths = [str(tmp_path / name) for name in ("gone", "request", "reply")]
-    job = Job(made.sha256.hex(), paths[0], client.key_id.hex(), *paths[1:])
-    assert worker.do(job).error is None  # the keys in memory answer: their file is not read for every request
+    task = Task(made.sha256.hex(), paths[0], client.key_id.hex(), *paths[1:])
+    assert worker.do(task).error is None  # the keys in memory answer: their file is not read for every request

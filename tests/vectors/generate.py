@@ -13,14 +13,19 @@ HERE = Path(__file__).parent
 RING = 2048
 MODEL_ID = hashlib.sha256(b"a model that does not exist").hexdigest()
 KEY, NONCE = bytes(range(16)), bytes(range(16, 32))
-PRIVATE = ("precision", "samples", "products", "calibration", "smallest_margin", "forecast", "promise")
+SEED = bytes(range(32, 64))
+PRIVATE = ("precision", "samples", "calibration", "smallest_margin", "forecast", "promise")
 
 BATCH_PRIMES, SPECIAL = (249857, 188417), 12289
 PACKED_PRIMES, PACKED_SPECIAL = (147457, 40961), 163841
+BATCH_SETTINGS = {"form": "square", "products": [1.0, 1.0, 0.0]}
 PACKED_STEPS = [128, 256, 512]
+WORDS = {"batch": (4, "I"), "packed": (8, "Q")}  # bytes of a residue
 
 
-def plan(layout: str, form: str, chain: dict[str, Any], scales: dict[str, int], per_request: int) -> dict[str, Any]:
+def plan(
+    layout: str, settings: dict[str, Any], chain: dict[str, Any], scales: dict[str, int], per_request: int
+) -> dict[str, Any]:
     """A small plan: 2 features, 4 units, 2 outputs."""
     return {
         "version": 1,
@@ -28,11 +33,10 @@ def plan(layout: str, form: str, chain: dict[str, Any], scales: dict[str, int], 
         "precision": "fast",
         "samples": 4,
         "shape": {"features": 2, "units": 4, "outputs": 2},
-        "form": form,
         "chain": chain,
         "scales": scales,
         "per_request": per_request,
-        "products": [1.0, 1.0, 0.0],
+        "settings": settings,
         "domain": {
             "low": [-1.5, -0.1],
             "high": [1.0, 2.0],
@@ -65,7 +69,7 @@ def plan(layout: str, form: str, chain: dict[str, Any], scales: dict[str, int], 
         "model_id": MODEL_ID,
         "reliable": None
         if layout == "batch"
-        else {"level": 0.5, "confidence": 0.5, "threshold": 0.25, "coverage": 0.5},
+        else {"level": 0.5, "confidence": 0.5, "threshold": 0.25, "coverage": 0.5, "power": 0.5},
         "promise": None,
     }
 
@@ -75,8 +79,10 @@ def plans() -> dict[str, Any]:
     batch = {"ring": RING, "primes": list(BATCH_PRIMES), "special": SPECIAL, "keys": False}
     packed = {"ring": RING, "primes": list(PACKED_PRIMES), "special": PACKED_SPECIAL, "keys": True}
     made = {
-        "batch": plan("batch", "square", batch, {"x": 8, "w": 4, "v": 4}, RING // 2),
-        "packed": plan("packed", "skip", packed, {"x": 4, "w": 0, "v": 4}, 128),
+        "batch": plan(
+            "batch", {"form": "square", "products": [1.0, 1.0, 0.0]}, batch, {"x": 8, "w": 4, "v": 4}, RING // 2
+        ),
+        "packed": plan("packed", {}, packed, {"x": 4, "w": 0, "v": 4}, 128),
     }
     return {name: {"plan": fields, "sha256": plan_hash(fields)} for name, fields in made.items()}
 
@@ -96,7 +102,7 @@ def synthetic(shape: tuple[int, ...], primes: tuple[int, ...]) -> list[int]:
 
 # Name: layout, kind, shape, primes. Keys: one row per digit of the relinearisation key and of each Galois key.
 KINDS = {
-    "request of layout batch": ("batch", 1, (2, 2, 2, RING), BATCH_PRIMES),
+    "request of layout batch": ("batch", 1, (2, 1, 2, RING), BATCH_PRIMES),
     "reply of layout batch": ("batch", 2, (2, 3, 2, RING), BATCH_PRIMES),
     "request of layout packed": ("packed", 1, (1, 2, 2, RING), PACKED_PRIMES),
     "reply of layout packed": ("packed", 2, (1, 2, 1, RING), PACKED_PRIMES[:1]),
@@ -107,10 +113,13 @@ KINDS = {
 def container(name: str) -> bytes:
     """The bytes of one container."""
     layout, kind, shape, primes = KINDS[name]
-    payload = struct.pack(f"<{shape[0] * shape[1] * shape[2] * shape[3]}I", *synthetic(shape, primes))
+    width, word = WORDS[layout]
+    payload = struct.pack(f"<{shape[0] * shape[1] * shape[2] * shape[3]}{word}", *synthetic(shape, primes))
+    if (layout, kind) == ("batch", 1):
+        payload = SEED + payload
     hashes = bytes.fromhex(plans()[layout]["sha256"]) + bytes.fromhex(MODEL_ID)
     nonce = bytes(16) if kind == 3 else NONCE
-    head = b"Q4FHE\r\n\x1a" + struct.pack("<HBB", 1, kind, 4) + hashes + KEY + nonce
+    head = b"Q4FHE\r\n\x1a" + struct.pack("<HBB", 1, kind, width) + hashes + KEY + nonce
     head += struct.pack("<4IQ", *shape, len(payload))
     return head + payload + hashlib.sha256(head + payload).digest()
 
@@ -181,10 +190,19 @@ CIRCUIT: dict[str, Any] = {
 }
 
 
+def mask(number: int, place: int, q: int) -> list[int]:
+    """The second half of ciphertext `number` modulo the prime q of this place: N numbers below q."""
+    name = f"quad4fhe-mask-1 request {number} {place} {q} ".encode() + SEED
+    width = -(-q.bit_length() // 8)
+    stream = hashlib.shake_128(name).digest(4 * width * RING)
+    words = (int.from_bytes(stream[i : i + width], "little") for i in range(0, len(stream), width))
+    return [w for w in (word % (1 << q.bit_length()) for word in words) if w < q][:RING]
+
+
 def circuit_reply(q: int, place: int, skip: bool) -> list[list[list[int]]]:
     """The reply modulo one prime: (outputs, 3, N) for the synthetic request of layout batch."""
-    numbers, places = synthetic((2, 2, 2, RING), BATCH_PRIMES), range(RING)
-    x = [[[numbers[((f * 2 + p) * 2 + place) * RING + i] for i in places] for p in range(2)] for f in range(2)]
+    numbers, places = synthetic((2, 1, 2, RING), BATCH_PRIMES), range(RING)
+    x = [[[numbers[(f * 2 + place) * RING + i] for i in places], mask(f, place, q)] for f in range(2)]
     W, t, V, U, c = (CIRCUIT[name] for name in ("W", "t", "V", "U", "c"))
     out: list[list[list[int]]] = [[[0] * RING for _ in range(3)] for _ in V]
     for i in places:

@@ -12,21 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from quad4fhe.circuit.counts import batch_counts, packed_counts
-from quad4fhe.circuit.plan import Layout, Plan, Precision, plan
 from quad4fhe.errors import InputError
 from quad4fhe.fitting import Fit
 from quad4fhe.he.bench import PAPER_GRID, SMALL_GRID, Outcome, minimum_configuration, precision_sweep, schemes
 from quad4fhe.he.paper import Activation, PaperCircuit
 from quad4fhe.he.predict import predict_encrypted
+from quad4fhe.layouts import layout_of
+from quad4fhe.layouts.planner import plan
 from quad4fhe.mlp import decide
+from quad4fhe.planning.plan import Plan, Precision
 from quad4fhe_reproduce.measure import Bench
 from quad4fhe_reproduce.records import Circuit, Encrypted, Operations
 
 PLANNED = 4096  # samples a plan is made for: one full request of ring 2^13
 PACKED_TRIED = 16  # requests of layout packed carry few samples each
 SWEPT = 64  # test samples of the paper's circuit: two of its batches
-_LAYOUTS: tuple[Layout, ...] = ("batch", "packed")
+_LAYOUTS = ("batch", "packed")
 _PRECISIONS: tuple[Precision, ...] = ("fast", "strict")
 
 
@@ -44,7 +45,9 @@ def folded(fits: Mapping[str, Fit], bench: Bench) -> list[Encrypted]:
         for layout in _LAYOUTS:
             for precision in _PRECISIONS:
                 try:
-                    chosen = plan(made, samples=PLANNED, layout=layout, precision=precision, X=bench.X_cal)
+                    chosen = plan(
+                        made, samples=PLANNED, layout=layout, precision=precision, X=bench.X_cal, box=made.box
+                    )
                 except InputError:
                     continue  # a model too large for this layout has no row
                 out.append(_tried(name, made, chosen, bench))
@@ -113,10 +116,8 @@ def _operations(paper: Fit, bench: Bench, activations: Iterable[Activation]) -> 
         rows.append(Operations(scheme=activation.name, **circuit.counts.to_dict()))
     for layout in _LAYOUTS:
         try:
-            chosen = plan(paper, samples=PLANNED, layout=layout, X=bench.X_cal)
+            chosen = plan(paper, samples=PLANNED, layout=layout, X=bench.X_cal, box=paper.box)
         except InputError:
             continue
-        skip = chosen.form == "skip"
-        counts = batch_counts(chosen.shape, skip=skip) if layout == "batch" else packed_counts(chosen.packing)
-        rows.append(Operations(scheme=f"folded, {layout}", **counts.to_dict()))
+        rows.append(Operations(scheme=f"folded, {layout}", **layout_of(chosen).counts(chosen).to_dict()))
     return rows

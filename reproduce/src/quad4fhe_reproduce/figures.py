@@ -16,8 +16,8 @@ import numpy as np
 from scipy.spatial import ConvexHull
 
 from quad4fhe._arrays import Array
-from quad4fhe._files import write_atomically
 from quad4fhe.errors import InputError
+from quad4fhe.io.files import write_atomically
 from quad4fhe_reproduce import missing
 from quad4fhe_reproduce.data.sets import data_set
 from quad4fhe_reproduce.records import Fitted, LiftedPlane, Record

@@ -13,9 +13,11 @@ import numpy as np
 from msgspec import structs
 
 from quad4fhe._arrays import Array, IntArray
+from quad4fhe.baselines import Polynomial, Problem, measure
+from quad4fhe.baselines import fitted as fitted_baselines
 from quad4fhe.fitting import Fit
+from quad4fhe.fitting.families import FAMILIES
 from quad4fhe.mlp import MLP, decide
-from quad4fhe.polynomials import Polynomial, baselines, measure, preactivations
 from quad4fhe_reproduce.prepare import Features, Parts
 from quad4fhe_reproduce.records import Fitted, Measured
 
@@ -89,7 +91,7 @@ def fitted(name: str, bench: Bench, fit: Fit, seconds: float) -> Fitted:
     d = fit.diagnostics
     logits = fit.model.logits(bench.X_test)
     decisions, wanted = decide(logits), decide(bench.relu_test)
-    own = fit.family == "shared"
+    own = not FAMILIES.get(fit.family).is_learned
     return Fitted(
         name=name,
         family=fit.family,
@@ -120,13 +122,14 @@ def fitted(name: str, bench: Bench, fit: Fit, seconds: float) -> Fitted:
 
 def measured_baselines(bench: Bench) -> list[Measured]:
     """The published baselines, fitted to the calibration pre-activations of this model."""
-    chosen = baselines(preactivations(bench.mlp, bench.X_cal))
-    compared = measure(bench.mlp, bench.X_cal, bench.X_test, polynomials=chosen)
+    chosen = fitted_baselines(Problem(bench.mlp, bench.X_cal), published=True)
+    compared = measure(bench.mlp, bench.X_cal, bench.X_test, replacements=chosen)
     out = []
-    for polynomial in chosen:
-        row = compared[polynomial.name]
+    for name, polynomial in chosen.items():
+        assert isinstance(polynomial, Polynomial)
+        row = compared[name]
         agree = round(row.agreement_cal * len(bench.X_cal))
-        figures = measured(polynomial.name, bench, agree, _logits(bench, polynomial))
+        figures = measured(name, bench, agree, _logits(bench, polynomial))
         out.append(structs.replace(figures, degree=row.degree, depth=row.depth, products=row.products))
     return out
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from quad4fhe._files import write_atomically
 from quad4fhe.errors import InputError
+from quad4fhe.io.files import write_atomically
 from quad4fhe_reproduce import figures
 from quad4fhe_reproduce.published import fulltrain
 from quad4fhe_reproduce.recipes import RECIPES, WIDTHS

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from quad4fhe._files import one_line
 from quad4fhe._progress import Progress, silent
-from quad4fhe.engines import Engine, each
-from quad4fhe.engines import engine as named_engine
 from quad4fhe.errors import InputError
+from quad4fhe.io.files import one_line
+from quad4fhe.workers.pool import Workers, each
+from quad4fhe.workers.registry import DEFAULT, choose
 from quad4fhe_reproduce.data.fetch import can_fetch, fetch
 from quad4fhe_reproduce.data.prepared import file_hash, how_to_get
 from quad4fhe_reproduce.records import Task
@@ -67,12 +67,13 @@ def reproduce(
     out: Path,
     *,
     workers: int = 2,
-    engine: str | Engine = "local",
+    pool: str | Workers | None = None,
     progress: Progress = silent,
 ) -> Reproduced:
-    """Do every task that is not done yet, on `workers` of `engine`, each with one thread.
+    """Do every task that is not done yet with `workers` of `pool`, each with one thread.
 
-    One local worker is this process itself. Workers on other machines need `data` and `out` under the same names.
+    One worker without a `pool` is this process itself. Workers on other machines need `data` and `out` under the same
+    names.
     """
     store = Store(out)
     store.make()
@@ -84,7 +85,7 @@ def reproduce(
         done, started = 0.0, time.monotonic()
         progress(f"{len(left)} runs to do, {len(tasks) - len(left)} found finished", 0, 0)
         failed = []
-        for finished, (task, error) in enumerate(_spread(left, data, out, workers, engine), start=1):
+        for finished, (task, error) in enumerate(_spread(left, data, out, workers, pool), start=1):
             if error:
                 failed.append(f"{task.label}: {error}")
             done += weight(task)
@@ -94,15 +95,15 @@ def reproduce(
 
 
 def _spread(
-    left: Sequence[Task], data: Path, out: Path, workers: int, engine: str | Engine
+    left: Sequence[Task], data: Path, out: Path, workers: int, pool: str | Workers | None
 ) -> Iterator[tuple[Task, str]]:
     """Every task and what went wrong with it, as they are done."""
     work = partial(run_one, data=data.absolute(), out=out.absolute())
-    if workers == 1 and engine == "local":
+    if workers == 1 and pool is None:
         for task in left:
             yield task, work(task)
     elif left:
-        for done in each(named_engine(engine, workers), work, left):
+        for done in each(choose(pool or DEFAULT, workers), work, left):
             yield done.task, done.result if done.error is None else one_line(done.error)
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from quad4fhe.calibration.lift import Statistics
 from quad4fhe.errors import FitError, InputError
 from quad4fhe.fitting import Fit, fit
-from quad4fhe.lift import lift
 from quad4fhe.mlp import MLP
+from quad4fhe.proof.exact import target_labels
 from quad4fhe_reproduce.data.prepared import file_hash
 from quad4fhe_reproduce.encrypted import ciphertext_experiments, folded
 from quad4fhe_reproduce.measure import Bench, fitted, margins, measured_baselines, relu
@@ -86,9 +87,8 @@ def _model(task: Task, parts: Parts, sha256: str, store: Store) -> tuple[MLP, in
 
 
 def _shared_fit(name: str, mlp: MLP, X: Features, seed: int) -> Fit:
-    """The paper's own coefficients, or the polished ones: where reduced hulls decide, the polish starts from soft."""
-    made = fit(mlp, X, polish=name == "polished", seed=seed)
-    return fit(mlp, X, regime="soft", seed=seed) if name == "polished" and made.regime.startswith("rch") else made
+    """The paper's own coefficients, or the polished ones."""
+    return fit(mlp, X, family="shared", polish=name == "polished", seed=seed)
 
 
 def _fit(name: str, bench: Bench, task: Task) -> tuple[Fit, Fitted]:
@@ -96,7 +96,7 @@ def _fit(name: str, bench: Bench, task: Task) -> tuple[Fit, Fitted]:
     if name in _SHARED:
         made = _shared_fit(name, bench.mlp, bench.X_cal, task.seed)
     else:
-        made = fit(bench.mlp, bench.X_cal, family=name, seed=task.seed)  # type: ignore[arg-type]
+        made = fit(bench.mlp, bench.X_cal, family=name, seed=task.seed)
     return made, fitted(name, bench, made, time.process_time() - started)
 
 
@@ -188,7 +188,7 @@ def _without_the_unsure(task: Task, bench: Bench) -> list[Dropped]:
 def _plane(mlp: MLP, X: Features, paper: Fit, seed: int) -> LiftedPlane:
     from scipy.spatial import ConvexHull
 
-    plane = lift(mlp, X).plane()
+    plane = Statistics.of_samples(mlp, X, target_labels).plane()
     lost = paper.predict(X) != plane.positive
     shown = set(np.flatnonzero(lost).tolist())
     shown |= set(np.random.default_rng(seed).permutation(len(X))[:_SHOWN].tolist())

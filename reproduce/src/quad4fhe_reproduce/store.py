@@ -6,17 +6,15 @@ run is done again.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from quad4fhe._files import open_npz, read_npz, write_atomically
 from quad4fhe.errors import InputError
+from quad4fhe.io.files import locked, open_npz, read_npz, write_atomically, writing
 from quad4fhe.mlp import MLP
 from quad4fhe_reproduce.records import VERSION, Record, Task
 
@@ -77,12 +75,8 @@ class Store:
 
     def write_model(self, key: str, mlp: MLP, epochs: int) -> None:
         """Keep a trained model; failing to is no failure of the run."""
-        temporary = self.cache / f".{key}.{os.getpid()}.npz"
-        try:
-            np.savez(temporary, W1=mlp.W1, b1=mlp.b1, W2=mlp.W2, b2=mlp.b2, epochs=np.int64(epochs))
-            os.replace(temporary, self.cache / f"{key}.npz")
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        with suppress(InputError, OSError), writing(self.cache / f"{key}.npz", durable=False) as file:
+            np.savez(file, W1=mlp.W1, b1=mlp.b1, W2=mlp.W2, b2=mlp.b2, epochs=np.int64(epochs))
 
     def write_failure(self, task: Task, traceback: str) -> None:
         """Keep what went wrong with a run, for whoever mends it."""
@@ -93,22 +87,9 @@ class Store:
         except (InputError, OSError):
             pass  # the failure itself is reported by the command
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the folder, so that two commands do not do the same runs; freed by the system if the command dies."""
-        try:
-            import fcntl
-        except ImportError:  # no such lock on this system: two commands would only do some work twice
-            yield
-            return
-        with (self.out / ".lock").open("w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(
-                    f"another quad4fhe reproduce works in {self.out}; wait for it, or choose another --out"
-                ) from None
-            yield
+    def alone(self) -> AbstractContextManager[None]:
+        """Lock the folder, so that two commands do not do the same runs."""
+        return locked(self.out)
 
 
 def read_record(path: Path) -> Record | None:

@@ -1,25 +1,41 @@
-"""The command line: parses, calls the API, prints. Every decision is taken elsewhere."""
+"""The command line: one module per command. A command parses its options, calls the library and prints the result."""
 
-# The help lists commands in the order of these imports.
-from quad4fhe.cli import fitting  # isort: skip
-from quad4fhe.cli import encrypted  # isort: skip
-from quad4fhe.cli import service  # isort: skip
-from quad4fhe.cli import scoring  # isort: skip
-from quad4fhe.cli import reporting  # isort: skip
-from quad4fhe.cli import exporting  # isort: skip
-from quad4fhe.cli import additions  # isort: skip
-from quad4fhe.cli import checkup  # isort: skip
-from quad4fhe.cli.app import entry_point, main
+# The front page lists the commands in the order of these imports.
+from quad4fhe.cli import demo  # isort: skip
+from quad4fhe.cli import fit  # isort: skip
+from quad4fhe.cli import verify  # isort: skip
+from quad4fhe.cli import compare  # isort: skip
+from quad4fhe.cli import plan  # isort: skip
+from quad4fhe.cli import predict  # isort: skip
+from quad4fhe.cli import keygen  # isort: skip
+from quad4fhe.cli import serve  # isort: skip
+from quad4fhe.cli import models  # isort: skip
+from quad4fhe.cli import query  # isort: skip
+from quad4fhe.cli import score  # isort: skip
+from quad4fhe.cli import bench  # isort: skip
+from quad4fhe.cli import report  # isort: skip
+from quad4fhe.cli import export  # isort: skip
+from quad4fhe.cli import doctor  # isort: skip
+from quad4fhe.cli.app import add_installed_commands, entry_point, main
 
 __all__ = [
-    "additions",
-    "checkup",
-    "encrypted",
+    "bench",
+    "compare",
+    "demo",
+    "doctor",
     "entry_point",
-    "exporting",
-    "fitting",
+    "export",
+    "fit",
+    "keygen",
     "main",
-    "reporting",
-    "scoring",
-    "service",
+    "models",
+    "plan",
+    "predict",
+    "query",
+    "report",
+    "score",
+    "serve",
+    "verify",
 ]
+
+add_installed_commands()

@@ -1,53 +1,48 @@
-"""The frame of the command line: options that commands share, how results are printed, how errors end.
+"""The frame of the command line: the application, its exit codes, and commands of other packages.
 
 Exit codes: 0 success, 1 the answer is no (a certificate that fails, a target not reached), 2 bad input, 130 Ctrl-C.
-How a manual page looks is left to `manual`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 import quad4fhe
-from quad4fhe._files import one_line, shown, write_atomically
-from quad4fhe._terminal import Reporter
 from quad4fhe._threads import start_with_one_thread
 from quad4fhe.cli.manual import WIDTH, Manual
-from quad4fhe.errors import CertificateError, FitError, Quad4FHEError, TargetNotReachedError
+from quad4fhe.cli.options import JsonFlag, layout_words
+from quad4fhe.cli.terminal import print_json
+from quad4fhe.errors import (
+    CertificateError,
+    FitError,
+    InputError,
+    MissingExtraError,
+    Quad4FHEError,
+    TargetNotReachedError,
+)
+from quad4fhe.io.files import one_line, shown
 
 app = Manual(
+    {"{layouts}": layout_words},
     name="quad4fhe",
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
-_INTERRUPTED = 130  # what shells expect of a command ended by Ctrl-C
-_UNREAD = 141  # ... and of one whose output nobody reads to the end, as in `quad4fhe ... | head`
-_OF_THE_SYSTEM = {getattr(errno, name) for name in ("EACCES", "EPERM", "ENOENT", "EISDIR", "ENOTDIR", "EROFS", "ELOOP")}
-_OF_THE_SYSTEM |= {errno.ENAMETOOLONG, errno.EMFILE}
+_INTERRUPTED = 130  # what shells expect of a command that Ctrl-C ended
+_UNREAD = 141  # ... and of a command whose output nobody reads to the end, as in `quad4fhe ... | head`
+_PATH_ERRORS = {getattr(errno, name) for name in ("EACCES", "EPERM", "ENOENT", "EISDIR", "ENOTDIR", "EROFS", "ELOOP")}
+_PATH_ERRORS |= {errno.ENAMETOOLONG, errno.EMFILE}
 _ANSWER_IS_NO = (CertificateError, FitError, TargetNotReachedError)
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-ModelFile = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="The model: .npz, .safetensors, .onnx, .pt or .pth.", show_default=False)
-]
-CalibFile = Annotated[
-    Path,
-    typer.Argument(metavar="CALIB", help="Calibration data: .npz (X), .npy, .csv or .parquet.", show_default=False),
-]
-FitFile = Annotated[Path, typer.Argument(metavar="FIT", help="A fit file made by `quad4fhe fit`.", show_default=False)]
-
+_COMMANDS = "quad4fhe.commands"  # the group of entry points in which other packages name their commands
+_REPRODUCE = "quad4fhe-reproduce"
 
 ROOT_EPILOG = """\b
 A first run:
@@ -60,9 +55,8 @@ From a model to an encrypted prediction:
   quad4fhe plan fit.safetensors --calib calib.npz
   quad4fhe predict fit.safetensors test.npz --encrypted
 
-Every command has a page of its own, `quad4fhe COMMAND --help`, takes --json, and exits 0 on success, 1 when the answer
-is no, 2 on bad input, 130 on Ctrl-C. NO_COLOR=1 turns colour off; `--install-completion` lets the shell complete
-commands and options."""
+`quad4fhe COMMAND --help` describes a command. Every command takes --json and exits with 0 on success, 1 when the answer
+is no, 2 on bad input and 130 on Ctrl-C. Set NO_COLOR=1 to turn colour off."""
 
 
 @app.callback(invoke_without_command=True, epilog=ROOT_EPILOG)
@@ -83,43 +77,48 @@ def _version() -> str:
     return f"quad4fhe {quad4fhe.__version__}"
 
 
-@contextmanager
-def at_work() -> Iterator[Reporter]:
-    """Progress of work that an engine may share out: Ray prints on standard output, which is for the result alone."""
-    with Reporter() as progress, redirect_stdout(sys.stderr):
-        yield progress
+# --- commands of other packages ---------------------------------------------------------------------------------
 
 
-def print_table(title: str, lines: list[tuple[str, str]]) -> None:
-    """Print (name, value) lines under a title."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in lines:
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print()
+def add_installed_commands() -> None:
+    """Add the commands that installed packages offer; `quad4fhe-reproduce` in this repository is one of them.
+
+    A package that can't be loaded stops its own command only. Without quad4fhe-reproduce, `quad4fhe reproduce` says how
+    to install it.
+    """
+    found = entry_points(group=_COMMANDS)
+    for point in found:
+        _add(point)
+    if "reproduce" not in found.names:
+        _refuse("reproduce", MissingExtraError(_REPRODUCE, "train", "quad4fhe reproduce", _REPRODUCE))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all, or say in one line why not."""
-    write_atomically(path, text.encode())
+def _add(point: EntryPoint) -> None:
+    try:
+        command = point.load()
+    except Exception as error:  # a package may raise anything while it is imported
+        package = "its package" if point.dist is None else point.dist.name
+        _refuse(point.name, InputError(f"{package} can't be loaded ({one_line(error)}); install it again"))
+        return
+    app.command(point.name)(command)
 
 
-def say(text: str) -> None:
-    """Print a sentence."""
-    Console(highlight=False, soft_wrap=True).print(text, markup=False)
+def _refuse(name: str, error: Quad4FHEError) -> None:
+    """Register a command that takes any words and raises an error."""
+
+    def command(context: typer.Context, json: JsonFlag = False) -> None:
+        raise error
+
+    command.__doc__ = f"Not available here: `quad4fhe {name}` says why.\n\nExample: quad4fhe {name}"
+    anything: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, hidden=True, context_settings=anything)(command)
 
 
-def print_json(document: Any) -> None:
-    """Print one JSON document on standard output."""
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
-    sys.stdout.flush()
+# --- endings ----------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; every error a user can cause is one line."""
+    """Run the command line and return its exit code; an error that a user can cause is one line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     json = "--json" in words
     try:
@@ -130,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str], json: bool) -> int:
     try:
-        if words == ["--version"]:  # Typer itself would load pydantic first, to read the option
+        if words == ["--version"]:  # Typer would load pydantic first, to read the option
             typer.echo(_version())
             return 0
         code = app(args=words, prog_name="quad4fhe", standalone_mode=False)
@@ -139,23 +138,23 @@ def _run(words: list[str], json: bool) -> int:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except Quad4FHEError as error:
-        return _fail(str(error), 1 if isinstance(error, _ANSWER_IS_NO) else 2, json)
+        return _fail(as_options(str(error), words[0]), 1 if isinstance(error, _ANSWER_IS_NO) else 2, json)
     except KeyboardInterrupt:
         return _fail("interrupted", _INTERRUPTED, json)
-    except typer.Abort as error:  # a question that was not answered
+    except typer.Abort as error:  # the user did not answer a question
         if isinstance(error.__context__, KeyboardInterrupt):
             return _fail("interrupted", _INTERRUPTED, json)
         return _fail("a question got no answer: answer it, or give the file that the command's --help names", 2, json)
     except MemoryError as error:
         return _fail(f"not enough memory ({one_line(error)}); use fewer samples, or a larger machine", 2, json)
-    except SystemExit as error:  # Typer and Rich end so when a pipe breaks
+    except SystemExit as error:  # Typer and Rich exit so when a pipe breaks
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         return _unread()
     except OSError:
         raise
-    except Exception as error:  # passed on below unless it is Typer's
-        # Typer reports what it could not parse with its own classes, whose package depends on its version.
+    except Exception as error:
+        # Typer reports what it can't parse with classes of its own, whose package depends on its version.
         show = getattr(error, "format_message", None)
         if show is None:
             raise
@@ -164,19 +163,34 @@ def _run(words: list[str], json: bool) -> int:
         return _fail(f"{message} (see {page} --help)", 2, json) if message else 2
 
 
+def as_options(message: str, command: str) -> str:
+    """Write a hint for Python, such as family='auto', as the option of the command: --family auto."""
+    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands", {})
+    params = commands[command].params if command in commands else []
+    flags = {param.name: max(param.opts, key=len) for param in params if param.param_type_name == "option"}
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found[1], found[2].strip("'\"")
+        if name not in flags:
+            return found[0]
+        return flags[name] if value == "True" else f"{flags[name]} {value}"
+
+    return re.sub(r"\b([a-z_]+)=('[^']*'|\"[^\"]*\"|[\w.]+\w)", option, message)
+
+
 def _of_the_system(error: OSError, json: bool) -> int:
     if error.errno == errno.EPIPE:
         return _unread()
     if error.errno == errno.ENOSPC:
         _discard_output()
         return _fail(f"the output could not be written: {error.strerror}", 2, json=False)
-    if error.errno in _OF_THE_SYSTEM and error.filename is not None:
+    if error.errno in _PATH_ERRORS and error.filename is not None:
         return _fail(f"{error.filename}: {error.strerror}; check the path and its permissions", 2, json)
     raise error
 
 
 def _unread() -> int:
-    """Nobody reads on, as after `| head`: that is no mistake, so nothing is said."""
+    """End silently: that nobody reads on, as after `| head`, is not a mistake."""
     _discard_output()
     return _UNREAD
 
@@ -193,6 +207,6 @@ def _fail(message: str, code: int, json: bool) -> int:
 
 
 def entry_point() -> None:
-    """The command line with its exit code; `quad4fhe_start` calls it."""
+    """Run the command line and exit; `quad4fhe_start` calls it."""
     start_with_one_thread()
     sys.exit(main())

@@ -1,11 +1,13 @@
-"""The polynomial model as an ONNX graph of five nodes: Gemm, Mul, Gemm, Gemm, Add.
+"""The polynomial model as an ONNX graph of five nodes: Gemm, Mul, Gemm, Gemm, Add; of three without a linear term.
 
-Decides how the graph looks, kept so plain that any tool that compiles ONNX to encrypted arithmetic can take it:
+The graph is so plain that any compiler from ONNX to encrypted arithmetic can take it:
 
     y = Gemm(x, W1, b1)      squared = Mul(y, y)
     logits = Add(Gemm(squared, S, c), Gemm(y, T))
 
-The linear term keeps its own Gemm: completing the square would save it, but lose digits where alpha is small.
+The linear term keeps its own Gemm: completing the square saves it, but loses digits where alpha is small, so that is
+done only on request (`folding`). A model without a linear term has neither that Gemm nor the Add. Above degree 2 the
+units' polynomials are evaluated by Horner's rule, one Mul and Add a power, between two Gemms.
 """
 
 from __future__ import annotations
@@ -13,58 +15,65 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quad4fhe._files import parsing, write_atomically
+import numpy as np
+
 from quad4fhe.errors import InputError, MissingExtraError
-from quad4fhe.exporters._origin import NAMES, Origin, rounded
-from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.exporters._origin import QUADRATIC, Exporter, Options, Origin, model_of, rounded
+from quad4fhe.io.files import parsing, write_atomically
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 
-OPSET = 13  # old enough for every runtime in use, new enough for a Gemm without bias and double everywhere
+OPSET = 14  # old enough for every runtime in use; Concrete ML takes no older one
 IR_VERSION = 7  # the file format of the same ONNX release
-_BODY = ("Gemm", "Mul", "Gemm", "Gemm", "Add")
+_FORMULA = "logits = S (y*y) + T y + c with y = W1 x + b1"
+_HIGHER_FORMULA = "logits = V g(y) + c with y = W1 x + b1 and g_j(y) = a1_j y + a2_j y^2 + ..."
 
 
-def to_model(model: QuadraticModel, origin: Origin, dtype: str = "float64", labels: bool = False) -> Any:
-    """An onnx.ModelProto with the input `x` (n, d) and the output `logits` (n, K).
+def to_model(model: PolynomialModel, origin: Origin, options: Options) -> Any:
+    """An onnx.ModelProto with the input `x` (n, d) and the output `logits` (n, K), n a fixed number if one is given.
 
-    `labels` adds the output `label` (n,), the decision as an int64: the sign of the one score for K = 1, else the
-    largest logit, the lowest index on an exact tie.
+    `options.labels` adds the output `label` (n,), the decision as an int64: the sign of the one score for K = 1, else
+    the largest logit, the lowest index on an exact tie.
     """
     onnx = _onnx()
-    helper, kind = onnx.helper, getattr(onnx.TensorProto, {"float32": "FLOAT"}.get(dtype, "DOUBLE"))
-    arrays = rounded(model, dtype)
-    nodes = [
-        helper.make_node("Gemm", ["x", "W1", "b1"], ["y"], name="hidden", transB=1),
-        helper.make_node("Mul", ["y", "y"], ["squared"], name="square"),
-        helper.make_node("Gemm", ["squared", "S", "c"], ["of_squares"], name="squares", transB=1),
-        helper.make_node("Gemm", ["y", "T"], ["of_hidden"], name="linear", transB=1),
-        helper.make_node("Add", ["of_squares", "of_hidden"], ["logits"], name="logits"),
-    ]
-    outputs = [helper.make_tensor_value_info("logits", kind, ["n", model.outputs])]
-    constants = [onnx.numpy_helper.from_array(arrays[name], name) for name in NAMES]
-    if labels:
-        outputs.append(helper.make_tensor_value_info("label", onnx.TensorProto.INT64, ["n"]))
+    helper, kind = onnx.helper, getattr(onnx.TensorProto, {"float32": "FLOAT"}.get(options.dtype, "DOUBLE"))
+    arrays, rows = rounded(model, options.dtype), options.batch or "n"
+    linear = _has_linear(model)
+    if model.degree == 2 and not linear:
+        del arrays["T"]
+    if "a" in arrays:
+        coefficients = arrays.pop("a")
+        arrays |= {f"a{k}": np.ascontiguousarray(row) for k, row in enumerate(coefficients, start=1)}
+    nodes = [helper.make_node(*node[:3], name=node[3], **node[4]) for node in _body(model.degree, linear)]
+    outputs = [helper.make_tensor_value_info("logits", kind, [rows, model.outputs])]
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    if options.labels:
+        outputs.append(helper.make_tensor_value_info("label", onnx.TensorProto.INT64, [rows]))
         nodes += _label_nodes(model.outputs, onnx)
         if model.outputs == 1:
             constants.append(onnx.numpy_helper.from_array(arrays["c"][:1] * 0, "zero"))
             constants.append(helper.make_tensor("flat", onnx.TensorProto.INT64, [1], [-1]))
-    inputs = [helper.make_tensor_value_info("x", kind, ["n", model.features])]
-    graph = helper.make_graph(nodes, "quadratic", inputs, outputs, constants)
+    inputs = [helper.make_tensor_value_info("x", kind, [rows, model.features])]
+    graph = helper.make_graph(nodes, "quadratic" if model.degree == 2 else "polynomial", inputs, outputs, constants)
     proto = helper.make_model(
         graph,
         producer_name="quad4fhe",
         producer_version=origin.quad4fhe,
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET)],
-        doc_string="logits = S (y*y) + T y + c with y = W1 x + b1",
+        doc_string=_FORMULA if model.degree == 2 else _HIGHER_FORMULA,
     )
-    helper.set_model_props(proto, {f"quad4fhe.{name}": text for name, text in origin.lines(dtype).items()})
+    helper.set_model_props(proto, {f"quad4fhe.{name}": text for name, text in origin.lines(options.dtype).items()})
     onnx.checker.check_model(proto)
     return proto
 
 
-def to_bytes(model: QuadraticModel, origin: Origin, dtype: str, labels: bool) -> bytes:
+def to_bytes(model: PolynomialModel, origin: Origin, options: Options) -> bytes:
     """The content of an .onnx file."""
-    return _bytes(to_model(model, origin, dtype, labels))
+    return _bytes(to_model(model, origin, options))
+
+
+def _has_linear(model: PolynomialModel) -> bool:
+    return not isinstance(model, QuadraticModel) or bool(model.T.any())
 
 
 def write(proto: Any, path: str | Path) -> None:
@@ -80,18 +89,48 @@ def _bytes(proto: Any) -> bytes:
     return out
 
 
-def read(file: Path) -> QuadraticModel:
+def read(file: Path) -> PolynomialModel:
     """The model of a graph that `to_model` made; any other graph is refused, not guessed at."""
     onnx = _onnx()
     with parsing("the ONNX model", "export the fit again"):
         proto = onnx.load(file, format="protobuf", load_external_data=False)
         held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
-    body = tuple(node.op_type for node in proto.graph.node[: len(_BODY)])
-    wires = [list(node.input) for node in proto.graph.node[: len(_BODY)]]
-    expected = [["x", "W1", "b1"], ["y", "y"], ["squared", "S", "c"], ["y", "T"], ["of_squares", "of_hidden"]]
-    if body != _BODY or wires != expected or not set(NAMES) <= set(held):
+    degree = 2 if "S" in held else sum(name.startswith("a") for name in held)
+    expected = _body(max(2, degree), degree > 2 or "T" in held)
+    found = [(node.op_type, list(node.input), list(node.output)) for node in proto.graph.node[: len(expected)]]
+    if "S" in held:
+        held.setdefault("T", np.zeros_like(held["S"]))
+    names = QUADRATIC if degree == 2 else ("W1", "b1", "V", "c", *(f"a{k}" for k in range(1, degree + 1)))
+    if found != [(*node[:2], node[2]) for node in expected] or not set(names) <= set(held):
         raise InputError("holds another graph, wanted one made by `quad4fhe export`; models with ReLU: MLP.from_onnx")
-    return QuadraticModel(*(held[name] for name in NAMES))
+    if degree > 2:
+        held["a"] = np.stack([held[f"a{k}"] for k in range(1, degree + 1)])
+    return model_of(held)
+
+
+def _body(degree: int, linear: bool) -> list[tuple[str, list[str], list[str], str, dict[str, int]]]:
+    """The nodes up to the logits: kind, inputs, outputs, name and attributes."""
+    first: tuple[str, list[str], list[str], str, dict[str, int]]
+    first = ("Gemm", ["x", "W1", "b1"], ["y"], "hidden", {"transB": 1})
+    if degree == 2 and not linear:
+        return [
+            first,
+            ("Mul", ["y", "y"], ["squared"], "square", {}),
+            ("Gemm", ["squared", "S", "c"], ["logits"], "logits", {"transB": 1}),
+        ]
+    if degree == 2:
+        return [
+            first,
+            ("Mul", ["y", "y"], ["squared"], "square", {}),
+            ("Gemm", ["squared", "S", "c"], ["of_squares"], "squares", {"transB": 1}),
+            ("Gemm", ["y", "T"], ["of_hidden"], "linear", {"transB": 1}),
+            ("Add", ["of_squares", "of_hidden"], ["logits"], "logits", {}),
+        ]
+    nodes = [first, ("Mul", ["y", f"a{degree}"], [f"g{degree}"], f"power{degree}", {})]
+    for k in range(degree - 1, 0, -1):
+        nodes.append(("Add", [f"g{k + 1}", f"a{k}"], [f"s{k}"], f"coefficient{k}", {}))
+        nodes.append(("Mul", [f"s{k}", "y"], [f"g{k}"], f"power{k}", {}))
+    return [*nodes, ("Gemm", ["g1", "V", "c"], ["logits"], "logits", {"transB": 1})]
 
 
 def _label_nodes(outputs: int, onnx: Any) -> list[Any]:
@@ -112,3 +151,6 @@ def _onnx() -> Any:
     except ImportError:
         raise MissingExtraError("onnx", "onnx", "exporting to ONNX") from None
     return onnx
+
+
+EXPORTER = Exporter("an ONNX graph (opset 14) of Gemm, Mul and Add", (".onnx",), to_bytes, read, graph=True)

@@ -1,6 +1,6 @@
 """The polynomial model as a torch module, and as a .pt file that holds its state dict.
 
-Decides the names in the state dict; the module itself is in `_torch_module`, which needs torch to be imported.
+The module class is in `_torch_module`, because defining it needs torch.
 """
 
 from __future__ import annotations
@@ -9,43 +9,59 @@ import io
 from pathlib import Path
 from typing import Any
 
-from quad4fhe._files import parsing
+import numpy as np
+
 from quad4fhe.errors import InputError, MissingExtraError
-from quad4fhe.exporters._origin import Origin, rounded
-from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.exporters._origin import Exporter, Options, Origin, model_of, rounded
+from quad4fhe.io.files import parsing
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 
+_HIGHER = {"hidden.weight": "W1", "hidden.bias": "b1", "coefficients": "a", "head.weight": "V", "head.bias": "c"}
 _KEYS = {"hidden.weight": "W1", "hidden.bias": "b1", "squares.weight": "S", "linear.weight": "T", "squares.bias": "c"}
+_FOLDED = {key: name for key, name in _KEYS.items() if name != "T"}
 
 
-def to_module(model: QuadraticModel, dtype: str = "float64") -> Any:
-    """A QuadraticNet in evaluation mode with the model's numbers; its parameters can be trained on."""
+def to_module(model: PolynomialModel, dtype: str = "float64") -> Any:
+    """The net of a model, in evaluation mode; its parameters can be trained further.
+
+    A QuadraticNet, a FoldedNet if the model has no linear term, or a PolynomialNet above degree 2.
+    """
     torch = _torch()
-    from quad4fhe.exporters._torch_module import QuadraticNet
+    from quad4fhe.exporters._torch_module import FoldedNet, PolynomialNet, QuadraticNet
 
-    arrays = rounded(model, dtype)
-    net = QuadraticNet(model.features, model.units, model.outputs, dtype=getattr(torch, dtype))
+    arrays, kind = rounded(model, dtype), getattr(torch, dtype)
+    net: Any
+    if isinstance(model, QuadraticModel) and not model.T.any():
+        keys, net = _FOLDED, FoldedNet(model.features, model.units, model.outputs, dtype=kind)
+    elif isinstance(model, QuadraticModel):
+        keys, net = _KEYS, QuadraticNet(model.features, model.units, model.outputs, dtype=kind)
+    else:
+        keys, net = _HIGHER, PolynomialNet(model.features, model.units, model.outputs, model.degree, dtype=kind)
     # Copies: torch would otherwise share the memory of arrays that nobody may write to.
-    net.load_state_dict({key: torch.from_numpy(arrays[name].copy()) for key, name in _KEYS.items()})
+    net.load_state_dict({key: torch.from_numpy(arrays[name].copy()) for key, name in keys.items()})
     return net.eval()
 
 
-def to_bytes(model: QuadraticModel, origin: Origin, dtype: str, labels: bool) -> bytes:
+def to_bytes(model: PolynomialModel, origin: Origin, options: Options) -> bytes:
     """The content of a .pt file: the state dict alone, so that it loads with weights_only=True."""
     buffer = io.BytesIO()
-    _torch().save(to_module(model, dtype).state_dict(), buffer)
+    _torch().save(to_module(model, options.dtype).state_dict(), buffer)
     return buffer.getvalue()
 
 
-def read(file: Path) -> QuadraticModel:
+def read(file: Path) -> PolynomialModel:
     """The model of a state dict that `to_bytes` wrote; nothing in the file is executed."""
     torch = _torch()
     with parsing("the torch file", "export the fit again"):
         content = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(content, dict) or set(content) != set(_KEYS):
+    if not isinstance(content, dict) or set(content) not in (set(_KEYS), set(_FOLDED), set(_HIGHER)):
         raise InputError("holds another state dict, wanted one made by `quad4fhe export`; models with ReLU: MLP.load")
     with parsing("the tensors", "export the fit again"):
-        arrays = {_KEYS[key]: value.numpy() for key, value in content.items()}
-    return QuadraticModel(**arrays)
+        keys = _HIGHER if "coefficients" in content else _KEYS
+        arrays = {keys[key]: value.numpy() for key, value in content.items()}
+        if "S" in arrays:
+            arrays.setdefault("T", np.zeros_like(arrays["S"]))
+    return model_of(arrays)
 
 
 def _torch() -> Any:
@@ -54,3 +70,6 @@ def _torch() -> Any:
     except ImportError:
         raise MissingExtraError("torch", "torch", "exporting to torch") from None
     return torch
+
+
+EXPORTER = Exporter("a torch state dict: hidden, squares, linear", (".pt",), to_bytes, read)

@@ -1,63 +1,64 @@
-"""The order of things: hard, then reduced hulls, then soft, then other families; the only module that knows it.
-
-Decides which attempt becomes the fit and puts the result together. What an attempt does is left to `two` and `many`,
-what goes beyond the shared quadratic to `beyond`, what may be claimed of it to `certificate`.
-"""
+"""`fit`: its options, and the order of attempts (hard, then reduced hulls, then soft, then other families)."""
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Literal, get_args
 
 import numpy as np
-import scipy
 
-from quad4fhe._arrays import IntArray
+from quad4fhe._arrays import CHUNK_BYTES, IntArray
 from quad4fhe._progress import Progress, silent
-from quad4fhe._rows import ArrayRows, Rows, held_bytes, left_alone
 from quad4fhe._threads import one_thread
-from quad4fhe.data.files import Given, rows_of
-from quad4fhe.engines import Engine
+from quad4fhe.calibration.lift import Statistics, refuse_empty, row_bytes, shard_rows
+from quad4fhe.calibration.shards import Shards, memory_bytes, pool_for
+from quad4fhe.deep import DeepMLP
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
-from quad4fhe.fitting import beyond, many, notes, two
-from quad4fhe.fitting.beyond import Replacement
-from quad4fhe.fitting.budget import store_bytes
-from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, Quantisation, Slack
-from quad4fhe.fitting.families import Priors
-from quad4fhe.fitting.learned import Learned, learned
-from quad4fhe.fitting.result import Fit, count_agreement
-from quad4fhe.fitting.rounding import coarsest
-from quad4fhe.fitting.run import Run, Solution
-from quad4fhe.fitting.sharded import LiftShards
-from quad4fhe.lift import refuse_empty, shard_rows
+from quad4fhe.fitting import binary, multiclass, notes
+from quad4fhe.fitting.assembly import assemble
+from quad4fhe.fitting.degrees import DEGREES
+from quad4fhe.fitting.degrees.fitting import Ladder, chosen, fixed
+from quad4fhe.fitting.families import AUTO, FAMILIES, SHARED
+from quad4fhe.fitting.families.learning import Learned, learned, replace
+from quad4fhe.fitting.families.selection import Priors
+from quad4fhe.fitting.result import Fit
+from quad4fhe.fitting.run import Candidate, Run
+from quad4fhe.io.columns import Columns
+from quad4fhe.io.rows import ArrayRows, Rows, held_bytes, left_alone
+from quad4fhe.io.samples import Given
 from quad4fhe.mlp import MLP
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.compression import find_support
+from quad4fhe.proof.exact import target_labels
 from quad4fhe.proof.guarantee import delta_of
-from quad4fhe.proof.holdout import compressed, hold_out, refuse_seen
+from quad4fhe.proof.holdout import Guarantee, Split, compressed, hold_out, refuse_seen, split_of, split_rows
 from quad4fhe.proof.reliable import check_level
-from quad4fhe.proof.split import Split, split_of, split_rows
-from quad4fhe.quadratic import QuadraticModel
-from quad4fhe.regime import Regime
-from quad4fhe.shards import Shards, engine_for, memory_bytes
+from quad4fhe.raw import names_for, rows_for
+from quad4fhe.workers.pool import Workers
 
-Family = Literal["shared", "unitwise", "head", "auto"]
 RegimeChoice = Literal["auto", "hard", "rch", "soft"]
 Threshold = Literal["zero", "free"]
-Attempt = Callable[[], Solution | None]
+Attempt = Callable[[], Candidate | None]
 MEMORY_BUDGET = 2 * 2**30
-"""Bytes that one copy of the calibration set's pre-activations may take before it is made anew at every pass."""
+"""Bytes for one copy of the calibration set's pre-activations; beyond it they are computed again at every pass."""
+
+_HEAD_ROWS = 20_000  # that the head of a deeper network is derived from, if there are more
+_HEAD_BLOCKS = 100  # that they come in, spread over the data
+_DRIVER = 16 * 2**20  # bytes for line searches, hulls and answers of workers
+_DRIVER_ROW = 24  # margins and labels of every row, and their copies when the fit is written
+_WORKER = 3 * 2**20
+_SPARE = 2**20
 
 
 def fit(
     mlp: MLP,
     X_cal: Given,
     *,
-    family: Family = "shared",
+    family: str = "auto",
+    degree: int | Literal["auto"] = 2,
+    cost: float = 1.0,
     regime: RegimeChoice = "auto",
     target_agreement: float | None = None,
     threshold: Threshold = "zero",
@@ -69,17 +70,20 @@ def fit(
     fresh: bool = False,
     reliable: float | None = None,
     memory_budget: int = MEMORY_BUDGET,
-    engine: str | Engine | None = None,
+    pool: str | Workers | None = None,
     workers: int | None = None,
     memory: int | str | None = None,
+    label_column: str | None = None,
     progress: Progress = silent,
 ) -> Fit:
-    """Replace the ReLU of `mlp` with a quadratic that keeps its decisions on X_cal (n, d).
+    """Replace the activation of `mlp` with a quadratic that keeps its decisions on X_cal (n, d).
 
-    The fit is the same to the last bit with any engine, number of workers and amount of memory, or none of them. Only
-    families other than shared learn from a sample where there are more than 100,000 rows that are not here as one
-    array anyway: with an engine, with `memory`, and from `Rows`, memory maps, lists of paths, .npy and .parquet files.
-    A file that is changed during the fit is noticed at its end, and InputError is raised.
+    If the model has a feature part, X_cal, X_test and holdout are raw inputs, which go through it first.
+
+    The fit is the same to the last bit with any pool, number of workers and amount of memory. There is one exception:
+    families other than shared learn from a sample if there are more than 100,000 rows and these are not one array in
+    memory (with a pool, with `memory`, and from `Rows`, memory maps, lists of paths, .npy and .parquet files). If a
+    file changes during the fit, InputError is raised at the end.
 
     Parameters
     ----------
@@ -87,23 +91,33 @@ def fit(
         The trained classifier.
     X_cal
         Calibration samples (n, d); their labels are not needed. Also `Rows`, a path, or a list of paths whose rows
-        follow each other: .npy and .parquet files are read part by part, others whole.
+        follow each other: .npy and .parquet files are read part by part, others whole. If the model has feature names,
+        columns of tables and DataFrames are put in their order; otherwise it takes the names of X_cal.
     family
-        "shared" is one quadratic for all hidden units. "unitwise" gives every unit its own and "head" frees S, T and
-        c, both at the same cost under encryption; sharpness and strength of their prior (the shared fit) are
-        cross-validated on X_cal. "auto" takes the smallest family that cross-validates within one standard error of
-        the best, and never one that does worse than shared.
+        "auto" takes the smallest family that cross-validates within one standard error of the best, and never one that
+        does worse than shared. It takes a lossless shared fit at once, and any shared fit if `memory` has no room for
+        other families. "shared" is one quadratic for all hidden units, the paper's three numbers and the fastest fit.
+        "unitwise" gives every unit its own and "head" frees S, T and c, both at the same cost under encryption;
+        sharpness and strength of their prior (the shared fit) are cross-validated on X_cal.
+    degree
+        The degree of the polynomial: 2 (the paper's), 3, 4, 6 or 8. Higher degrees keep more decisions and cost more
+        under encryption. Where the degree below cross-validates better it is taken. "auto" takes the cheapest degree
+        that reaches `target_agreement` by cross-validation, or without a target the best within `cost`. Weights of
+        higher degrees are rounded to few bits: the rounded polynomial is the model.
+    cost
+        For degree="auto" without a target: server time that may be spent, over that of degree 2.
     regime
-        "auto" runs the paper's cascade (hard, then rch for two classes, then soft); "hard", "rch" or "soft" asks for
-        one of them.
+        "auto" runs the paper's cascade (hard, then rch for two classes, then soft), and with `polish` leaves rch if
+        another line keeps more decisions. "hard", "rch" or "soft" asks for one of them, in family "shared".
     target_agreement
-        A share in (0, 1]. Raises TargetNotReachedError where the calibration agreement stays below it; with
-        family="auto" the smallest family that reaches it is taken.
+        A share in (0, 1]. Raises TargetNotReachedError if the calibration agreement stays below it; family="auto" takes
+        the smallest family that reaches it.
     threshold
-        "free" lets two classes be told apart at a threshold other than zero, which is then moved into c. The constant
-        of unitwise and head is free, so it adds nothing to them.
+        "free" lets the threshold between two classes differ from zero; it is then moved into c. The constant of
+        unitwise and head is free anyway.
     polish
-        Let a soft fit trade hinge loss for kept decisions; False gives the paper's own.
+        Trade margin and hinge loss for kept decisions where the fit is not hard; with family="shared", False gives the
+        paper's fit.
     seed
         Seed of the polish, of the folds of the cross-validation and of the split of a hold-out.
     X_test
@@ -114,22 +128,24 @@ def fit(
     confidence
         Confidence of that promise.
     fresh
-        Your word that the ReLU model was not trained on the `holdout` rows and that nothing was chosen by them;
-        without it there is no promise. Without a hold-out it says this of X_cal, and a hard fit promises what the few
-        rows that determine it allow.
+        States that the ReLU model was not trained on the `holdout` rows and that no choice was based on them; a promise
+        needs it. Without a hold-out it states the same of X_cal, and a hard fit gets the promise that the few rows that
+        determine it allow.
     reliable
         A share such as 0.995: find on the hold-out the smallest margin above which at least this share of decisions is
         kept, with the confidence. `Fit.is_reliable` tells which decisions have it.
     memory_budget
-        Bytes for the one copy of pre-activations that the other families keep; beyond it they are computed again at
-        every pass, more slowly.
-    engine
-        "local", "ray" or an Engine: shares the work out among processes.
+        Bytes for the copy of pre-activations that the other families keep. If it is too small, every pass computes
+        them again, which is slower.
+    pool
+        "local", "ray" or a Workers object: share the work among worker processes.
     workers
-        How many processes; as many as there are cores by default.
+        How many workers; by default one for each core.
     memory
         Bytes, or text such as "512MB", that all processes together may take beyond what they take when they start;
         statistics that do not fit go to scratch files (TMPDIR).
+    label_column
+        The column of labels in tables, which is no feature; by default y, label, target or outcome.
     progress
         Progress callback (what, done, total).
     """
@@ -138,74 +154,114 @@ def fit(
             f"the model is a {type(mlp).__name__}, wanted an MLP: use MLP.from_sklearn, from_torch or load"
         )
     _check_options(mlp, family, regime, threshold, target_agreement, seed)
-    limit, team = memory_bytes(memory), engine_for(engine, workers)
+    if family == AUTO and regime != "auto":
+        family = SHARED
+    _check_degree(degree, cost, regime, threshold)
+    limit, team = memory_bytes(memory), pool_for(pool, workers)
     started = time.perf_counter()
-    rows = rows_of("X_cal", X_cal, mlp.features, "calibration", limit)
+    mlp = names_for(mlp, X_cal, label_column)
+    named = Columns(mlp.names.features, label_column)
+    rows = rows_for(mlp, "X_cal", X_cal, "calibration", limit, named)
     refuse_empty("X_cal", rows.shape[0])
-    test = None if X_test is None else rows_of("X_test", X_test, mlp.features, "test", limit)
-    rows, held_out, split = _held_out(mlp, rows, holdout, seed, limit)
+    test = None if X_test is None else rows_for(mlp, "X_test", X_test, "test", limit, named)
+    rows, held_out, split = _held_out(mlp, rows, holdout, seed, limit, named)
+    mlp = _with_head(mlp, rows)
     _check_promise(held_out, confidence, fresh, reliable)
     held = held_bytes(rows, X_cal) + (0 if test is None else held_bytes(test, X_test))
-    kept = store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
+    kept = _store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
     progress("lift", 0, 0)
     if mlp.classes > 2:
         import scipy.optimize  # noqa: F401 - loads SciPy's own BLAS, which can be limited only then
     with (
         left_alone(rows, test, held_out),
         one_thread(),
-        Shards(rows, shard_rows(mlp.classes), mlp, engine=team, memory=kept) as shards,
+        Shards(rows, shard_rows(mlp.classes), mlp, pool=team, memory=kept) as shards,
     ):
-        run = Run(mlp, shards, LiftShards(shards, mlp, partial(progress, "lift")), threshold, polish, seed, progress)
+        lift = Statistics.of_shards(shards, mlp, target_labels, partial(progress, "lift"))
+        run = Run(mlp, shards, lift, threshold, polish, seed, progress)
+        if mlp.layers:
+            run.notes.append(notes.DEEPER.format(len(mlp.layers)))
         run.seconds["lift"] = time.perf_counter() - started
-        solution = _solve(run, regime)
-        taken = beyond.shared(run, solution)
-        if family != "shared":
-            learn = partial(_learn, run, taken.model, limit, everything=team is None and limit is None)
-            budget = memory_budget if limit is None else min(memory_budget, limit // 2)
-            taken = beyond.replace(run, taken, family, learn, target_agreement, budget)
-        fitted = _result(run, solution, taken, test)
+        whole, budget = (
+            team is None and limit is None,
+            memory_budget if limit is None else min(memory_budget, limit // 2),
+        )
+
+        def quadratic() -> Candidate:
+            found = _solve(run, regime)
+            run.certify(found)
+            if family == found.family:
+                return found
+            learn = partial(_learn, run, found.model, limit, everything=whole)
+            return replace(run, found, family, learn, target_agreement, budget)
+
+        if degree == 2:
+            found = quadratic()
+        else:
+            ladder = Ladder(run, learned(run, limit, everything=whole), family, budget)
+            found = chosen(ladder, target_agreement, cost, quadratic) if degree == "auto" else fixed(ladder, degree)
+        if run.lift.ties:
+            run.notes.append(notes.TIES.format(run.lift.ties))
+        guarantee = None
         if held_out is not None:
-            fitted = replace(
-                fitted,
-                guarantee=hold_out(
-                    mlp, fitted.model, held_out, confidence, split, level=reliable, margins=fitted.margins
-                ),
+            guarantee = hold_out(
+                mlp,
+                found.model,
+                held_out,
+                confidence,
+                split,
+                level=reliable,
+                seen=rows,
+                margins=found.margins,
+                box=run.lift.box,
             )
         elif fresh:
-            fitted = _compressed(fitted, rows, confidence)
-    reached = fitted.diagnostics.calibration.agreement
-    if target_agreement is not None and reached < target_agreement:
+            guarantee = _compressed(run, found, rows, confidence)
+        fitted = assemble(run, found, test, guarantee)
+    if target_agreement is not None and found.agreement < target_agreement:
         auto = "lower the target, or use more representative calibration data"
         raise TargetNotReachedError(
-            f"the best agreement found is {100 * reached:.3f}%, below the target of {100 * target_agreement:.3f}%; "
-            + (auto if family == "auto" else "try family='auto'")
+            f"the best agreement found is {100 * found.agreement:.3f}%, below the target of "
+            f"{100 * target_agreement:.3f}%; " + (auto if family == AUTO else "try family='auto'")
         )
     return fitted
 
 
+def _with_head(mlp: MLP, rows: Rows) -> MLP:
+    """A deeper network with a head derived from some calibration rows; any other model as it is."""
+    if not isinstance(mlp, DeepMLP):
+        return mlp
+    n = rows.shape[0]
+    blocks = 1 if n <= _HEAD_ROWS else _HEAD_BLOCKS
+    size = n if blocks == 1 else _HEAD_ROWS // blocks
+    with one_thread():
+        taken = [np.asarray(rows.part(at := k * n // blocks, at + size), dtype=np.float64) for k in range(blocks)]
+        return mlp.adapted(np.concatenate(taken))
+
+
 def _held_out(
-    mlp: MLP, rows: Rows, holdout: Given | float | None, seed: int, memory: int | None
+    mlp: MLP, rows: Rows, holdout: Given | float | None, seed: int, memory: int | None, named: Columns
 ) -> tuple[Rows, Rows | None, Split | None]:
-    """The rows to fit, those of a promise, and how these were set aside."""
+    """The rows to fit, the rows for a promise, and how these were split."""
     if holdout is None:
         return rows, None, None
     if isinstance(holdout, float):
         split = split_of(rows.shape[0], holdout, seed)
         return *split_rows(rows, split), split
-    found = rows_of("X_holdout", holdout, mlp.features, "test", memory)
+    found = rows_for(mlp, "X_holdout", holdout, "test", memory, named)
     refuse_seen(found, rows)
     return rows, found, None
 
 
-def _compressed(fitted: Fit, rows: Rows, confidence: float) -> Fit:
-    """The fit with a promise by the few rows that determine it, or with a remark that there is none."""
+def _compressed(run: Run, found: Candidate, rows: Rows, confidence: float) -> Guarantee | None:
+    """A promise from the few rows that determine a hard fit; without them a note that there is none."""
     support = None
-    if fitted.regime.kind == "hard":
-        support = find_support(fitted.mlp, fitted.model, rows, fitted.margins, fitted.threshold)
+    if found.regime.is_hard and isinstance(found.model, QuadraticModel):
+        support = find_support(run.mlp, found.model, rows, found.margins, run.threshold)
     if support is None:
-        fitted.diagnostics.notes.append(notes.NO_PROMISE)
-        return fitted
-    return replace(fitted, guarantee=compressed(rows.shape[0], support, confidence))
+        run.notes.append(notes.NO_PROMISE)
+        return None
+    return compressed(rows.shape[0], support, confidence)
 
 
 def _check_promise(held_out: Rows | None, confidence: float, fresh: bool, reliable: float | None) -> None:
@@ -225,7 +281,7 @@ def _check_promise(held_out: Rows | None, confidence: float, fresh: bool, reliab
 
 def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: Any, seed: Any) -> None:
     for name, value, allowed in (
-        ("family", family, get_args(Family)),
+        ("family", family, (*FAMILIES.names(), AUTO)),
         ("regime", regime, get_args(RegimeChoice)),
         ("threshold", threshold, get_args(Threshold)),
     ):
@@ -235,7 +291,7 @@ def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: A
         raise InputError(f"seed is {seed!r}, wanted a whole number, 0 or more")
     if target is not None and not (isinstance(target, float | int) and 0 < target <= 1):
         raise InputError(f"target_agreement is {target!r}, wanted a share in (0, 1], such as 0.99")
-    if family != "shared" and regime != "auto":
+    if family not in (SHARED, AUTO) and regime != "auto":
         raise InputError(
             f"regime={regime!r} is a choice within family='shared', and family is {family!r}; leave it out"
         )
@@ -243,21 +299,66 @@ def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: A
         raise InputError(f"threshold='free' is for two classes, and this model has {mlp.classes}; leave it out")
 
 
-def _solve(run: Run, regime: RegimeChoice) -> Solution:
+def _check_degree(degree: Any, cost: Any, regime: str, threshold: str) -> None:
+    if isinstance(degree, bool) or degree not in (*DEGREES, "auto"):
+        raise InputError(f"degree is {degree!r}, wanted one of {', '.join(map(str, DEGREES))} or 'auto'")
+    if not (isinstance(cost, float | int) and cost >= 1):
+        raise InputError(f"cost is {cost!r}, wanted a number of 1 or more: server time over that of degree 2")
+    if degree == 2:
+        return
+    if regime != "auto" or threshold != "zero":
+        raise InputError(f"regime={regime!r} and threshold={threshold!r} are choices for degree 2; leave them out")
+
+
+def _store_bytes(memory: int | None, workers: int, mlp: MLP, n: int, held: int) -> int | None:
+    """How many of `memory` bytes each worker may use to keep statistics of its shards, None without a limit.
+
+    `held` is the size of samples that were read whole. Statistics that do not fit go to scratch files; neither the cuts
+    nor any result depend on it.
+    """
+    if memory is None:
+        return None
+    # A shard's statistics as they are made or read, a view of them, and the temporaries of a chunk.
+    working = _WORKER + 2 * shard_rows(mlp.classes) * row_bytes(mlp.classes) + 2 * CHUNK_BYTES
+    driver = _DRIVER + _DRIVER_ROW * n + held
+    needed = driver + workers * working
+    if memory < needed:
+        fewer = ", or use fewer workers" if workers > 1 else ""
+        raise InputError(
+            f"memory is {memory / 1e6:.3g} MB, but {n} rows, {mlp.classes} classes and {workers} "
+            f"worker{'s' if workers > 1 else ''} take at least {needed / 1e6:.0f} MB; allow that{fewer}"
+        )
+    # Allocators keep more than what is in use, which is not counted above: leave room for it where there is some.
+    return max(0, (memory - driver) // workers - working - _SPARE)
+
+
+def _solve(run: Run, regime: RegimeChoice) -> Candidate:
+    """The first attempt that succeeds, or the only one that was asked for."""
     attempts = _attempts(run)
     if regime != "auto" and regime not in attempts:
         why = f"this model has {run.lift.classes}" if run.lift.classes > 2 else "here B = 0 fixes the threshold"
         raise InputError(f"regime={regime!r} needs two classes and a threshold that can move, and {why}; use 'auto'")
     for name, attempt in attempts.items():
-        if regime in ("auto", name) and (solution := attempt()) is not None:
-            return solution
+        if regime in ("auto", name) and (found := attempt()) is not None:
+            return _polished(run, found, attempts["soft"]) if regime == "auto" and found.regime.is_reduced else found
     advice = "one shared quadratic does not suit this model and data" if regime == "auto" else "use regime='auto'"
     raise FitError(f"{run.refusal}; {advice}")
 
 
+def _polished(run: Run, found: Candidate, soft: Attempt) -> Candidate:
+    """A reduced-hull fit, or the polished soft fit if that keeps more decisions and a polish is wanted."""
+    if not run.polish or run.best_line is None or run.best_line.mismatches >= run.lost(found):
+        return found
+    softened = soft()
+    if softened is None or run.lost(softened) >= run.lost(found):
+        return found
+    run.notes.remove(binary.about_line(run.best_line))  # the advice to do what was just done
+    return softened
+
+
 def _attempts(run: Run) -> dict[str, Attempt]:
     """What can be tried, in this order."""
-    pairs: dict[str, Attempt] = {"hard": partial(many.hard, run), "soft": partial(many.soft, run)}
+    pairs: dict[str, Attempt] = {"hard": partial(multiclass.hard, run), "soft": partial(multiclass.soft, run)}
     if run.lift.classes > 2:
         return pairs
     plane = run.lift.plane()
@@ -265,85 +366,26 @@ def _attempts(run: Run) -> dict[str, Attempt]:
         run.notes.append(notes.NO_SHIFT)
         return pairs
     return {
-        "hard": partial(two.hard, run, plane),
-        "rch": partial(two.rch, run, plane),
-        "soft": partial(two.soft, run, plane),
+        "hard": partial(binary.hard, run, plane),
+        "rch": partial(binary.rch, run, plane),
+        "soft": partial(binary.soft, run, plane),
     }
 
 
-def _learn(run: Run, whole: QuadraticModel, memory: int | None, *, everything: bool) -> tuple[Learned, Priors]:
-    """What other families learn from, and the shared fit to some of it."""
+def _learn(run: Run, whole: PolynomialModel, memory: int | None, *, everything: bool) -> tuple[Learned, Priors]:
+    """The rows that other families learn from, and a function that fits the shared family to some of them."""
     part = learned(run, memory, everything=everything)
     return part, partial(_shared_on, run, whole, part)
 
 
-def _shared_on(run: Run, whole: QuadraticModel, part: Learned, rows: IntArray) -> QuadraticModel:
-    """The shared fit to some of the rows, or that to all of them where some have no shared fit of their own."""
+def _shared_on(run: Run, whole: PolynomialModel, part: Learned, rows: IntArray) -> PolynomialModel:
+    """The shared fit to some of the rows; `whole`, the one to all rows, if some have no shared fit of their own."""
     if np.unique(part.target[rows]).size < 2:
         return whole
     with Shards(ArrayRows(part.X[rows]), shard_rows(run.mlp.classes), run.mlp) as shards:
-        inner = Run(run.mlp, shards, LiftShards(shards, run.mlp), run.threshold, run.polish, run.seed, silent)
+        lift = Statistics.of_shards(shards, run.mlp, target_labels)
+        inner = Run(run.mlp, shards, lift, run.threshold, run.polish, run.seed, silent)
         try:
-            return inner.model(_solve(inner, "auto"))
+            return _solve(inner, "auto").model
         except FitError:
             return whole
-
-
-def _result(run: Run, solution: Solution, taken: Replacement, X_test: Rows | None) -> Fit:
-    certificate = taken.certificate
-    own = taken.family == "shared"
-    with run.stage("diagnostics"):
-        decimals, bits = coarsest(run, solution) if own else (None, None)
-        test = None if X_test is None else count_agreement(run.mlp, taken.model, X_test, "X_test")
-    if run.lift.ties:
-        run.notes.append(notes.TIES.format(run.lift.ties))
-    n, lost = certificate.samples, len(certificate.mismatches)
-    step, cap, tolerance = (solution.step, solution.cap, solution.tolerance) if own else (None, None, None)
-    diagnostics = Diagnostics(
-        samples=n,
-        classes=run.lift.classes,
-        hard=run.hard,
-        calibration=Agreement(samples=n, agreement=(n - lost) / n, mismatches=lost),
-        test=test,
-        margin=taken.margin,
-        normalised_margin=taken.normalised_margin,
-        slack=None if step is None else Slack(count=step.slack_count, sum=step.slack_sum, max=step.slack_max),
-        mu=None if cap is None else cap.mu,
-        mu_plus=None if cap is None else cap.mu_plus,
-        mu_minus=None if cap is None else cap.mu_minus,
-        critical_mu=run.critical_mu,
-        weight=None if step is None else step.weight,
-        gap=None if step is None else step.gap,
-        cap_trace=run.cap_trace,
-        soft_trace=run.soft_trace,
-        best_line=run.best_line,
-        quantisation=Quantisation(tolerance=tolerance, decimals=decimals, bits=bits),
-        sweeps=run.sweeps,
-        notes=run.notes,
-        seconds=run.seconds,
-        families=taken.trials,
-        family_trace=taken.trace,
-        conditioning=taken.conditioning,
-    )
-    return Fit(
-        mlp=run.mlp,
-        model=taken.model,
-        family=taken.family,
-        regime=Regime(taken.regime),
-        threshold=run.threshold,
-        alpha=taken.alpha,
-        beta=taken.beta,
-        eta=taken.eta,
-        tau=taken.tau,
-        seed=run.seed,
-        box=run.lift.box,
-        margins=taken.margins,
-        diagnostics=diagnostics,
-        certificate=certificate,
-        versions={
-            "quad4fhe": version("quad4fhe"),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "scipy": scipy.__version__,
-        },
-    )

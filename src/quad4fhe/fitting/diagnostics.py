@@ -1,18 +1,121 @@
-"""What a fit records of itself: the paper's diagnostics, and the optimality figures it leaves out.
+"""What a fit records of itself: the paper's diagnostics, and the optimality figures that the paper leaves out.
 
-Decides which values a fit file may hold here: numbers within their range and words of a fixed list, no free text. In a
-fit that was read from a file all of it is the word of whoever made the file, except where `result` can compare it with
-the certificate.
+The types say which values a fit file may hold: numbers within their range and words of a fixed list, no free text. In a
+fit that was read from a file they are claims of its author, except where `file.check_stated` can compare them with the
+certificate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
-from quad4fhe.fitting.trace import Count, Share, Size, SoftStep
-from quad4fhe.fitting.trials import Conditioning, FamilyStep, FamilyTrial
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Size = Annotated[float, msgspec.Meta(ge=0)]
+FamilyName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,30}\Z")]
+"""A name that may be in the registry of families; `file.check_stated` looks it up."""
+
+
+class SoftStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one weight (C, or c in the plane) of the soft problem gave on the calibration set.
+
+    Margins and slacks are those of the homogeneous coefficients of norm `norm`; `gap` is the relative duality gap.
+    """
+
+    weight: Size
+    agreement: Share
+    slack_count: Count
+    slack_sum: Size
+    slack_max: Size
+    margin: float
+    norm: Size
+    gap: float
+
+
+def best_step(trace: Sequence[SoftStep]) -> SoftStep:
+    """Largest agreement, then smaller sum of slacks, larger worst margin, smaller norm."""
+    return min(trace, key=lambda step: (-step.agreement, step.slack_sum, -step.margin, step.norm))
+
+
+class FamilyStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One setting tried in cross-validation.
+
+    `sharpness` multiplies the ReLU logits before their softmax, `strength` is the number of rows the prior is worth,
+    `finish` says that a finish on the decision hinge was added. `agreement` is that of held-out calibration rows.
+    Settings are compared by `score` (the same, half and half with made rows if there are any); `spread` is its standard
+    error.
+    """
+
+    family: FamilyName
+    sharpness: Size
+    strength: Size
+    finish: bool
+    agreement: Share
+    score: Share
+    spread: Size
+    degree: Count = 2
+
+
+class FamilyTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What cross-validation says of a family at its chosen setting; sharpness and strength are None for shared.
+
+    `agreement` is the share of `rows` calibration decisions kept by a fit that had not seen them, `spread` its standard
+    error, `made_agreement` the same on rows made by blending two of a fold (small calibration sets only).
+    """
+
+    family: FamilyName
+    agreement: Share
+    spread: Size
+    made_agreement: Share | None
+    rows: Count
+    folds: Count
+    sharpness: Size | None
+    strength: Size | None
+    finish: bool
+    degree: Count = 2
+
+
+class Conditioning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a replacement must cancel: what scales and precision under encryption have to cover.
+
+    `largest` is the largest entry of S, T and c in magnitude, `amplification` the largest sum of the magnitudes of all
+    terms of a logit on the calibration set, over the largest logit.
+    """
+
+    family: FamilyName
+    largest: Size
+    amplification: Size
+
+
+class KeptShare(float):
+    """A float between 0 and 1: compare it, format it, calculate with it.
+
+    `mismatches` of `samples` decisions differ. It prints as the number alone.
+    """
+
+    __slots__ = ("mismatches", "samples")
+
+    mismatches: int
+    samples: int
+
+    def __new__(cls, mismatches: int, samples: int) -> KeptShare:
+        """The share for so many mismatches among so many samples."""
+        made = super().__new__(cls, (samples - mismatches) / samples)
+        made.mismatches, made.samples = mismatches, samples
+        return made
+
+    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]  # float's own has one argument
+        return self.mismatches, self.samples
+
+    def __repr__(self) -> str:
+        return f"KeptShare({float(self)!r}, mismatches={self.mismatches}, samples={self.samples})"
+
+    def __str__(self) -> str:
+        return repr(float(self))
+
 
 Stage = Annotated[
     str, msgspec.Meta(pattern=r"\A(lift|hard|rch|soft|polish|optimum|families|certificate|diagnostics)\Z")
@@ -50,6 +153,12 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     agreement: Share
     mismatches: Count
 
+    @classmethod
+    def of(cls, samples: int, mismatches: int) -> Agreement:
+        """The agreement with so many mismatches among so many samples; 0 without samples."""
+        share = (samples - mismatches) / samples if samples else 0.0
+        return cls(samples=samples, agreement=share, mismatches=mismatches)
+
 
 class LineOptimum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fewest mismatches any line in the lifted plane was found to have, and whether fewer is impossible."""
@@ -59,7 +168,7 @@ class LineOptimum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Diagnostics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the paper asks a run to record, and the duality gap, critical cap and optimum it does not.
+    """Everything the paper asks a run to record, and the duality gap, critical cap and optimum.
 
     `hard` says what the exact test found. `margin` is that of the regime's own problem (distance of the hulls or
     reduced hulls, or the worst pairwise margin) and `normalised_margin` the same at unit norm. `weight` is C (or c in

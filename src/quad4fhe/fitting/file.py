@@ -1,7 +1,7 @@
-"""The bytes of a fit file: safetensors with one JSON manifest, read so strictly that only one reading exists.
+"""The fit file: safetensors with one JSON manifest, read so strictly that only one reading exists.
 
-Decides what a well-formed file is. What the manifest means is left to `result`, whether it is true to `certificate`.
-A duplicate key, a gap or an overlap of tensors is no rounding error: two programs would read two different files.
+A duplicate key, a gap or an overlap of tensors is refused: two programs could read two different files. `check_stated`
+compares what the file says of a fit with its certificate; whether the certificate holds is up to `verify`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,33 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import Any, NoReturn
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array
 from quad4fhe.errors import CertificateError, InputError
+from quad4fhe.fitting.diagnostics import PACKAGES, Agreement
+from quad4fhe.fitting.families import FAMILIES
+from quad4fhe.fitting.notes import is_note
+from quad4fhe.proof.drift import edges_of
+from quad4fhe.proof.holdout import CLOSE, Guarantee, compressed, guarantee
+from quad4fhe.proof.reliable import STEPS, Reliable, thresholds, walk
+from quad4fhe.proof.verification import check_without_data
 
-TENSORS = ("W1", "b1", "W2", "b2", "S", "T", "c", "box", "margins")
+if TYPE_CHECKING:
+    from quad4fhe.fitting.result import Fit
+
+_COMMON = ("W1", "b1", "W2", "b2", "c", "box", "margins")
+TENSORS = ({*_COMMON, "S", "T"}, {*_COMMON, "W", "t", "V", "a"})
+"""The arrays of a fit of degree 2, and of one of a higher degree."""
+PART = "feature_part"
+"""The bytes of the feature part, an ONNX graph; only in the fit of a head."""
+_TYPES: dict[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "U8": np.dtype("u1")}
+_LAYER = re.compile(r"layer([2-9]|[1-9][0-9])\.[Wb]")
 _KEY = "quad4fhe"
 _PREFIX = '{{"sha256":"{}","manifest":'
 _LONGEST = 2**40  # a tensor's side; products of such sides are exact in Python and no file is that long
@@ -25,7 +43,9 @@ _LONGEST = 2**40  # a tensor's side; products of such sides are exact in Python 
 
 def write(manifest: bytes, tensors: dict[str, Array]) -> bytes:
     """The content of a fit file."""
-    arrays = {name: np.ascontiguousarray(tensors[name], dtype=np.float64) for name in TENSORS}
+    arrays: dict[str, Any] = {
+        name: np.ascontiguousarray(tensors[name], dtype=_TYPES["U8" if name == PART else "F64"]) for name in tensors
+    }
     # The hash is over the manifest's own bytes, so they stand in the envelope as they are. One key only: safetensors
     # does not keep the order of several, and equal fits should be equal files.
     return save_tensors(arrays, {_KEY: _PREFIX.format(_digest(manifest, arrays)) + manifest.decode() + "}"})
@@ -36,7 +56,8 @@ def read(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Array]]:
     try:
         size = int.from_bytes(data[:8], "little")
         header = strict_json(data[8 : 8 + size])
-        if len(data) < 8 + size or set(header) != {"__metadata__", *TENSORS}:
+        named = {key for key in header if key not in ("__metadata__", PART) and not _LAYER.fullmatch(key)}
+        if len(data) < 8 + size or named not in TENSORS or "__metadata__" not in header:
             raise ValueError("other entries")
         metadata = header.pop("__metadata__")
         tensors = _tensors(header, data, 8 + size)
@@ -95,22 +116,41 @@ def _whole(text: str) -> int:
 
 
 def _tensors(header: dict[str, Any], data: bytes, start: int) -> dict[str, Array]:
-    """Float64 arrays that follow each other without gap or overlap and end where the file ends."""
+    """Float64 arrays, and the bytes of the feature part, without gap or overlap up to the end of the file."""
     tensors, end = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: tuple(map(int, item[1]["data_offsets"]))):
         shape, (first, last) = entry["shape"], entry["data_offsets"]
-        if set(entry) != {"dtype", "shape", "data_offsets"} or entry["dtype"] != "F64":
+        kind = "U8" if name == PART else "F64"
+        if set(entry) != {"dtype", "shape", "data_offsets"} or entry["dtype"] != kind:
             raise ValueError(f"the entry of {name}")
         if not all(type(side) is int and 0 <= side <= _LONGEST for side in (*shape, first, last)) or len(shape) > 2:
             raise ValueError(f"the numbers of {name}")
-        if first != end or last - first != 8 * math.prod(shape) or start + last > len(data):
+        dtype = _TYPES[kind]
+        if first != end or last - first != dtype.itemsize * math.prod(shape) or start + last > len(data):
             raise ValueError(f"the place of {name}")
-        values = np.frombuffer(data, dtype="<f8", count=math.prod(shape), offset=start + first)
-        tensors[name] = values.astype(np.float64).reshape(shape)
+        values = np.frombuffer(data, dtype=dtype, count=math.prod(shape), offset=start + first)
+        tensors[name] = values.astype(dtype.newbyteorder("=")).reshape(shape)
         end = last
     if start + end != len(data):
         raise ValueError("bytes after the last tensor")
     return tensors
+
+
+def layer_tensors(layers: Sequence[tuple[Array, Array]]) -> dict[str, Array]:
+    """The layers of a deeper network after its first one, by their names in a fit file."""
+    found = {}
+    for k, (W, b) in enumerate(layers, start=2):
+        found[f"layer{k}.W"], found[f"layer{k}.b"] = W, b
+    return found
+
+
+def layers_of(tensors: dict[str, Array]) -> list[tuple[Array, Array]]:
+    """The layers that `layer_tensors` named; InputError where one is missing."""
+    count = sum(1 for name in tensors if _LAYER.fullmatch(name))
+    try:
+        return [(tensors[f"layer{k}.W"], tensors[f"layer{k}.b"]) for k in range(2, 2 + (count + 1) // 2)]
+    except KeyError as error:
+        raise InputError(f"the layer {error} is missing") from None
 
 
 def _digest(manifest: bytes, tensors: dict[str, Array]) -> str:
@@ -120,3 +160,120 @@ def _digest(manifest: bytes, tensors: dict[str, Array]) -> str:
         array = tensors[name]
         digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def check_stated(fit: Fit) -> None:
+    """Raise CertificateError where two statements of a fit can't both be true."""
+    check_without_data(fit)
+    d, claim = fit.diagnostics, fit.certificate
+    calibration = Agreement.of(claim.samples, len(claim.mismatches))
+    K, d_in, m = fit.mlp.outputs, fit.mlp.features, fit.mlp.units
+    if fit.degree > 2 and FAMILIES.get(fit.family).is_free:  # a unit stands once for each of its polynomials
+        m = fit.model.units
+    shape = (fit.model.outputs, fit.model.units, fit.model.features)
+    _agree("the shape of the replacement", shape, (K, m, d_in))
+    _agree("the shape of the box", fit.box.shape, (2, d_in))
+    _agree("the number of margins", fit.margins.shape, (claim.samples,))
+    _agree("whether box and margins are finite", all(np.isfinite(a).all() for a in (fit.box, fit.margins)), True)
+    _agree("the number of classes", d.classes, fit.mlp.classes)
+    _agree("the number of calibration rows", d.samples, claim.samples)
+    _agree("the calibration agreement", d.calibration, calibration)
+    if d.test is not None:
+        _agree("whether the test agreement is possible", 0 <= d.test.mismatches <= d.test.samples > 0, True)
+        _agree("the test agreement", d.test, Agreement.of(d.test.samples, d.test.mismatches))
+    named = [*(each.family for each in d.families), *(each.family for each in d.family_trace)]
+    unknown = [name for name in (*named, *(each.family for each in d.conditioning)) if name not in FAMILIES]
+    _agree("the families that are unknown", unknown, [])
+    _agree("whether a shared quadratic is impossible", d.hard == "infeasible", claim.impossible is not None)
+    _agree("the versions", sorted(fit.versions), sorted(PACKAGES))
+    _check_regime(fit)
+    _check_guarantee(fit)
+    for note in d.notes:
+        if not is_note(note):
+            raise CertificateError(f"the fit holds the remark {note[:60]!a}, which no fit makes")
+
+
+def _check_guarantee(fit: Fit) -> None:
+    """The bounds must be those of the counts; the counts are for `verify`, which wants the hold-out rows."""
+    said = fit.guarantee
+    if said is None:
+        return
+    if said.kind == "compression":
+        _check_compression(fit, said)
+        return
+    _agree("the rows that determine a fit with a hold-out", said.support, [])
+    if said.holdout_sha256 is None:
+        raise CertificateError("the fit contradicts itself: its promise names no hold-out rows")
+    _agree("the number of promises", len(said.by_class), fit.mlp.classes)
+    if any(part.lost > part.samples for part in said.by_class):
+        raise CertificateError("the fit contradicts itself: a class has more lost hold-out rows than hold-out rows")
+    total = sum(part.samples for part in said.by_class)  # compared before any bound is computed: bounds take time
+    _agree("the number of hold-out rows", said.samples, total)
+    if said.split is not None:
+        _agree("the number of rows set aside", said.split.held, total)
+        _agree("the number of rows that were split", said.split.rows, total + fit.certificate.samples)
+    counts = [(part.samples, part.lost) for part in said.by_class]
+    try:
+        reliable = None if said.reliable is None else _walked(fit, said, said.reliable)
+        if said.reference is not None:
+            said.reference.check(fit.mlp.classes, fit.mlp.features)
+            if said.reference.edges != edges_of(fit.margins):
+                raise CertificateError("the fit contradicts itself: its promise counts margins by edges of another fit")
+            _agree("the rows of the summary", said.reference.inside + said.reference.outside, total)
+            _agree("the box of the summary", said.reference.box, None)
+        found = guarantee(
+            counts, said.confidence, said.holdout_sha256, said.split, said.close, reliable, said.reference
+        )
+    except InputError as error:
+        raise CertificateError(f"the fit makes a promise that can't be checked: {error}") from None
+    if found != said or not _is_close_list(said):
+        raise CertificateError("the fit contradicts itself: its promise is not the one that its own counts give")
+
+
+def _walked(fit: Fit, said: Guarantee, claim: Reliable) -> Reliable:
+    """The threshold that the counts of a promise give; each threshold accepts what the stricter ones do."""
+    steps = [(accepted - lost, lost) for _, accepted, lost in claim.curve]
+    tried = [step[0] for step in claim.curve]
+    if claim.power == 0:  # those of relative margins need the calibration rows, so `verify` checks them
+        _agree("the thresholds", tried, thresholds(fit.margins))
+    _agree("the order of thresholds", (tried, tried[-1:], len(tried)), (sorted(tried, reverse=True), [0.0], STEPS))
+    _agree("the counts of thresholds", steps, _rising(steps))
+    _agree("the counts without a threshold", steps[-1], (said.samples - said.lost, said.lost))
+    return walk(claim.curve, said.samples, claim.level, said.confidence, claim.power)
+
+
+def _rising(steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    kept, lost = (np.maximum.accumulate([0, *column])[1:].tolist() for column in zip(*steps, strict=True))
+    return list(zip(kept, lost, strict=True))
+
+
+def _is_close_list(said: Guarantee) -> bool:
+    kept, classes = said.samples - said.lost, len(said.by_class)
+    return (
+        said.close == sorted(said.close)
+        and len(said.close) == min(kept, CLOSE)
+        and all(c < classes for _, c in said.close)
+    )
+
+
+def _check_compression(fit: Fit, said: Guarantee) -> None:
+    """Only that the bound is that of its own numbers; which rows determine the fit is for `verify`."""
+    _agree("the number of rows of the promise", said.samples, fit.certificate.samples)
+    _agree("whether the promise is of a lossless fit", fit.certificate.mismatches, [])
+    if len(said.support) > said.samples or said != compressed(said.samples, said.support, said.confidence):
+        raise CertificateError("the fit contradicts itself: its promise is not the one that its own numbers give")
+
+
+def _check_regime(fit: Fit) -> None:
+    d, regime = fit.diagnostics, fit.regime
+    if regime.is_hard:
+        _agree("what the exact test found", d.hard, "feasible")
+    for kind, value in (("rch", d.mu), ("soft", d.weight)):
+        stated = None if value is None else f"{value:g}"
+        own = f"{regime.parameter:g}" if regime.kind == kind else None
+        _agree(f"the parameter of {kind}", stated, own)
+
+
+def _agree(what: str, stated: object, other: object) -> None:
+    if stated != other:
+        raise CertificateError(f"the fit contradicts itself: {what} is stated as {stated}, and elsewhere as {other}")

@@ -1,6 +1,6 @@
-"""The remarks a fit can make about its own making.
+"""The remarks that a fit can make about how it was made.
 
-Decides their wording. A fit file may hold these sentences and no others, so that nobody can speak through it.
+A fit file may hold these sentences and no others, so that a forger can't add text of their own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ BEST_LINE_PROVED = (
     "regime='soft' with polish takes it"
 )
 TIES = "the ReLU logits tie exactly on {} rows; the lowest class index is their target"
+DEEPER = "the network has {} hidden layers; the polynomial on the first one stands for all of them"
+SHARED = "one quadratic for all units, the paper's three numbers, keeps {:.2f}% (family='shared')"
+NO_ROOM = "other families were not tried, because their rows do not fit in the memory allowed"
 LOSSLESS = "the shared fit keeps every calibration decision, so no other family was tried"
 TARGET_REACHED = "the shared fit reaches the target, so no other family was tried"
 TOO_FEW = "{} calibration rows are too few to compare families (fewer than {})"
@@ -33,6 +36,8 @@ SOME_ROWS = "families were judged and fitted on {} of {} rows, and measured on a
 TARGET_DOUBTFUL = (
     "the target is reached on the calibration set, but {:.2f}% is the cross-validated estimate for new data"
 )
+LOWER_DEGREE = "degree {} cross-validates no better than degree {}, which was taken instead"
+NEXT_DEGREE = "degree {} would keep {:.2f}% by cross-validation, at about {:.1f} times the server time of degree 2"
 NO_PROMISE = "no promise about new inputs: without a hold-out only a hard fit that a few rows determine makes one"
 
 _NUMBER = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?"
@@ -47,5 +52,5 @@ _KNOWN = re.compile(
 
 
 def is_note(text: str) -> bool:
-    """Whether a fit can have made this remark."""
+    """Whether a fit can make this remark."""
     return _KNOWN.fullmatch(text) is not None

@@ -1,7 +1,7 @@
-"""The result of a fit: the polynomial model, how it was found, and what is certified of it, in one file.
+"""The result of a fit: the polynomial model, how it was found, and its certificate, in one file.
 
-Decides what a fit remembers and what it shows of itself. A fit that was made here shows all it found out; one that was
-read from a file shows only what `verify` checks. The file's bytes are left to `file`, what they may say to `stated`.
+A fit that was made in this process shows everything it knows. A fit that was read from a file shows only what `verify`
+checks.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, BoolArray, IntArray
-from quad4fhe._files import check_place, one_line, opened, write_atomically
-from quad4fhe._rows import Rows, as_rows
-from quad4fhe.certificate import Certificate
+from quad4fhe.activations import RELU, Activation
+from quad4fhe.calibration.shards import SHARD_ROWS, Shard, Shards
+from quad4fhe.deep import DeepMLP
 from quad4fhe.errors import InputError
-from quad4fhe.exact import shard_decisions
+from quad4fhe.feature_part import FeaturePart
 from quad4fhe.fitting import file as fit_file
-from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, Version
-from quad4fhe.fitting.share import KeptShare
-from quad4fhe.fitting.stated import check_stated
-from quad4fhe.fitting.trace import FamilyName
-from quad4fhe.fitting.words import certified_lines, kept, own_lines, verdict
+from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, FamilyName, KeptShare, Version
+from quad4fhe.fitting.families import FAMILIES
+from quad4fhe.fitting.summary import certified_lines, kept, own_lines, verdict
+from quad4fhe.io.files import check_place, one_line, opened, write_atomically
+from quad4fhe.io.rows import Rows, as_rows
 from quad4fhe.mlp import MLP
-from quad4fhe.proof.holdout import Guarantee
+from quad4fhe.names import Names
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.proof.certificate import Certificate
+from quad4fhe.proof.drift import Drift, Watch
+from quad4fhe.proof.exact import shard_decisions
+from quad4fhe.proof.holdout import Guarantee, calibration_part
 from quad4fhe.proof.reliable import is_above
-from quad4fhe.proof.split import calibration_part
-from quad4fhe.quadratic import QuadraticModel
 from quad4fhe.regime import Regime
-from quad4fhe.shards import SHARD_ROWS, Shard, Shards
 
 FORMAT = 1
+HIGHER_FORMAT = 2  # of fits of a degree above 2
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The JSON document in a fit file's metadata."""
 
     format: int
@@ -55,26 +58,34 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     certificate: Certificate
     versions: dict[str, Version]
     guarantee: Guarantee | None
+    degree: Annotated[int, msgspec.Meta(ge=2, le=8)] = 2
+    feature_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+    activation: list[str | float | list[float]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
     """A replacement of one model's ReLU, with its evidence.
 
-    `alpha`, `beta`, `eta` are floats for the shared family, (m,) arrays for unitwise, None for head; `tau` is the
+    `alpha`, `beta`, `eta` are floats for the shared family, (m,) arrays for unitwise, None for head and above degree 2,
+    where `model` has the coefficients; `tau` is the
     decision threshold that was moved into c (0 unless shared with threshold="free"). `box` (2, d) is the range of each
     feature on the calibration set and `margins` (n,) the gap between the winning logit and the next on each
     calibration sample.
 
-    `guarantee` is what is promised about new inputs, if hold-out rows were given.
+    `guarantee` is the promise about new inputs, if there is one. `regime` prints as its name, such as rch(0.01), and
+    compares with strings: `fit.regime == "hard"`.
+
+    Where `mlp` has a feature part, every method takes raw inputs; features that `mlp.inputs` made are taken as well.
 
     `loaded` says that the fit comes from a file. `verify` then checks the model, the coefficients, the box, the margins
     and the certificate against the calibration data. It can't check `regime`, `threshold`, `seed`, `diagnostics` and
-    `versions`, which say how the fit was made: they are the word of whoever made the file.
+    `versions`, which say how the fit was made: they are claims of the author of the file.
     """
 
     mlp: MLP
-    model: QuadraticModel
+    model: PolynomialModel
     family: str
     regime: Regime
     threshold: str
@@ -92,14 +103,29 @@ class Fit:
     loaded: bool = False
 
     @property
+    def names(self) -> Names:
+        """The names of features and classes; those that are not known are None."""
+        return self.mlp.names
+
+    @property
     def S(self) -> Array:
-        """The weights of the squares, (K, m)."""
-        return self.model.S
+        """The weights of the squares, (K, m), of a fit of degree 2."""
+        return self._quadratic().S
 
     @property
     def T(self) -> Array:
-        """The weights of the pre-activations, (K, m)."""
-        return self.model.T
+        """The weights of the pre-activations, (K, m), of a fit of degree 2."""
+        return self._quadratic().T
+
+    def _quadratic(self) -> QuadraticModel:
+        if not isinstance(self.model, QuadraticModel):
+            raise InputError(f"S and T belong to degree 2, and this fit has degree {self.degree}; see fit.model.A")
+        return self.model
+
+    @property
+    def degree(self) -> int:
+        """The degree of the polynomial."""
+        return self.model.degree
 
     @property
     def c(self) -> Array:
@@ -108,54 +134,86 @@ class Fit:
 
     def decision_function(self, X: ArrayLike) -> Array:
         """The polynomial model's logits (n, K), or scores (n,) where the model has one output."""
-        logits = self.model.logits(X)
+        logits = self.model.logits(self.mlp.inputs(X))
         return logits[:, 0] if self.model.outputs == 1 else logits
 
     def predict(self, X: ArrayLike) -> IntArray:
         """The polynomial model's decisions (n,)."""
-        return self.model.decide(X)
+        return self.model.decide(self.mlp.inputs(X))
 
     def is_reliable(self, X: ArrayLike) -> BoolArray:
         """Which decisions on X have the margin above which the fit calls them reliable, (n,)."""
         found = None if self.guarantee is None else self.guarantee.reliable
         if found is None:
             raise InputError("this fit names no margin of reliable decisions; fit with holdout=, fresh= and reliable=")
-        return is_above(self.model.logits(X), found.threshold)
+        return is_above(self.model.logits(self.mlp.inputs(X)), found.threshold, found.power)
+
+    def drift(self, X: ArrayLike) -> Drift:
+        """Whether the samples X (n, d) differ from the hold-out rows that the promise was counted on."""
+        made = None if self.guarantee is None else self.guarantee.reference
+        if made is None:
+            raise InputError("this fit has no hold-out rows to compare with; fit with holdout= and fresh=")
+        watch = Watch(made, self.box)
+        taken = self.mlp.inputs(X)
+        watch.observe(self.model.logits(taken), np.asarray(taken), refused=False)
+        return watch.drift
 
     def calibration_part(self, X: ArrayLike) -> Array:
         """The calibration rows among X, which may be all the rows that a hold-out was set aside from."""
         split = None if self.guarantee is None else self.guarantee.split
-        rows = calibration_part(split, as_rows("X_cal", X, self.mlp.features))
-        return np.asarray(rows.part(0, rows.shape[0]))
+        rows = calibration_part(split, as_rows("X_cal", self.mlp.inputs(X), self.mlp.features))
+        return self.mlp.marked(np.asarray(rows.part(0, rows.shape[0])))
 
     def agreement(self, X: ArrayLike | Rows) -> KeptShare:
         """The share of the ReLU model's decisions that is kept on X, in exact arithmetic: a float with its counts."""
-        found = count_agreement(self.mlp, self.model, X)
+        found = count_agreement(self.mlp, self.model, self.mlp.inputs(X))
         return KeptShare(found.mismatches, found.samples)
 
-    def to_onnx(self, path: str | Path | None = None, *, dtype: str = "float64", labels: bool = False) -> Any:
-        """The polynomial model as an onnx.ModelProto (Gemm, Mul, Add alone), also written to `path` where one is given.
+    def to_onnx(
+        self,
+        path: str | Path | None = None,
+        *,
+        dtype: str = "float64",
+        labels: bool = False,
+        folded: bool = False,
+        batch: int | None = None,
+    ) -> Any:
+        """The polynomial model as an onnx.ModelProto (Gemm, Mul, Add alone), also written to `path` if one is given.
 
-        `labels` adds the decision as a second output. In float32 decisions within rounding of a tie may differ.
+        `labels` adds the decision as a second output, `folded` puts the linear term into the squares, `batch` fixes the
+        number of rows. In float32 decisions within rounding of a tie may differ.
         """
-        from quad4fhe.exporters import onnx
+        from quad4fhe.exporters import Options, onnx
 
-        proto = onnx.to_model(self.model, self._origin(), dtype, labels)
+        proto = onnx.to_model(self._exported(folded), self._origin(), Options(dtype, labels, batch))
         if path is not None:
             onnx.write(proto, path)
         return proto
 
-    def to_torch(self, *, dtype: str = "float64") -> Any:
+    def to_torch(self, *, dtype: str = "float64", folded: bool = False) -> Any:
         """The polynomial model as a torch module in evaluation mode: linear layers and one square."""
         from quad4fhe.exporters import torch
 
-        return torch.to_module(self.model, dtype)
+        return torch.to_module(self._exported(folded), dtype)
 
-    def export(self, path: str | Path, *, dtype: str = "float64", labels: bool = False) -> None:
+    def export(
+        self,
+        path: str | Path,
+        *,
+        dtype: str = "float64",
+        labels: bool = False,
+        folded: bool = False,
+        batch: int | None = None,
+    ) -> None:
         """Write the polynomial model for other tools; the suffix says how (.onnx, .pt, .npz)."""
-        from quad4fhe.exporters import export
+        from quad4fhe.exporters import Options, export
 
-        export(self.model, path, self._origin(), dtype=dtype, labels=labels)
+        export(self._exported(folded), path, self._origin(), Options(dtype, labels, batch))
+
+    def _exported(self, fold: bool) -> PolynomialModel:
+        from quad4fhe.exporters import folded
+
+        return folded(self.model) if fold else self.model
 
     def _origin(self) -> Any:
         from quad4fhe.exporters import Origin
@@ -189,24 +247,26 @@ class Fit:
     def from_bytes(cls, data: bytes, name: str = "the fit") -> Fit:
         """Read the content of a fit file; `name` is what an error calls it."""
         document, tensors = fit_file.read(data, name)
-        if document.get("format") != FORMAT:
+        if document.get("format") != (FORMAT if "degree" not in document else HIGHER_FORMAT):
             other = str(document.get("format"))[:20]
-            raise InputError(f"{name} has format {other!a}, this version reads format {FORMAT}; fit it again")
+            raise InputError(
+                f"{name} has format {other!a}, this version reads formats {FORMAT} and {HIGHER_FORMAT}; fit it again"
+            )
         try:
             manifest = msgspec.convert(document, Manifest)
             found = cls._of(manifest, tensors)
         except (msgspec.ValidationError, InputError) as error:
             raise InputError(f"{name} holds what no fit can say ({one_line(error)}); fit it again") from None
-        check_stated(found)
+        fit_file.check_stated(found)
         return found
 
     @classmethod
     def _of(cls, manifest: Manifest, tensors: dict[str, Array]) -> Fit:
         return cls(
-            mlp=MLP(*(tensors[key] for key in ("W1", "b1", "W2", "b2"))),
-            model=QuadraticModel(*(tensors[key] for key in ("W1", "b1", "S", "T", "c"))),
-            family=manifest.family,
-            regime=Regime(manifest.regime),
+            mlp=_mlp(manifest, tensors).named(Names(manifest.feature_names, manifest.class_names)),
+            model=_model(manifest.degree, tensors),
+            family=FAMILIES.get(manifest.family).name,
+            regime=Regime.parse(manifest.regime),
             threshold=manifest.threshold,
             alpha=_coefficient(manifest.alpha),
             beta=_coefficient(manifest.beta),
@@ -223,16 +283,20 @@ class Fit:
         )
 
     def _tensors(self) -> dict[str, Array]:
-        own = {"S": self.S, "T": self.T, "c": self.c, "box": self.box, "margins": self.margins}
+        own = {**_arrays(self.model), "c": self.c, "box": self.box, "margins": self.margins}
         arrays = {"W1": self.mlp.W1, "b1": self.mlp.b1, "W2": self.mlp.W2, "b2": self.mlp.b2, **own}
-        return {name: np.ascontiguousarray(array, dtype=np.float64) for name, array in arrays.items()}
+        arrays |= fit_file.layer_tensors(self.mlp.layers)
+        found = {name: np.ascontiguousarray(array, dtype=np.float64) for name, array in arrays.items()}
+        if self.mlp.feature_part is not None:
+            found[fit_file.PART] = np.frombuffer(self.mlp.feature_part.graph, dtype=np.uint8)
+        return found
 
     def _manifest(self) -> Manifest:
         def plain(value: Any) -> Any:
             return value.tolist() if isinstance(value, np.ndarray) else value
 
         return Manifest(
-            format=FORMAT,
+            format=FORMAT if self.degree == 2 else HIGHER_FORMAT,
             family=self.family,
             regime=str(self.regime),
             threshold=cast(Literal["zero", "free"], self.threshold),
@@ -245,6 +309,10 @@ class Fit:
             certificate=self.certificate,
             versions=self.versions,
             guarantee=self.guarantee,
+            degree=self.degree,
+            feature_names=self.names.features,
+            class_names=self.names.classes,
+            activation=None if self.mlp.activation.is_default else self.mlp.activation.plain(),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -261,11 +329,13 @@ class Fit:
         return certified_lines(self) if self.loaded else own_lines(self)
 
     def __repr__(self) -> str:
-        held = kept(self.certificate)
+        held, degree = kept(self.certificate), "" if self.degree == 2 else f", degree={self.degree}"
         count = f"{held.samples - held.mismatches} of {held.samples} calibration decisions kept"
         if self.loaded:
-            return f"Fit(family={self.family!r}, {count}, {self.certificate.statement}; loaded, not verified)"
-        return f"Fit(family={self.family!r}, regime={str(self.regime)!r}, {count}, {self.certificate.statement})"
+            return f"Fit(family={self.family!r}{degree}, {count}, {self.certificate.statement}; loaded, not verified)"
+        return (
+            f"Fit(family={self.family!r}{degree}, regime={str(self.regime)!r}, {count}, {self.certificate.statement})"
+        )
 
     def _repr_html_(self) -> str:
         cell = "style='text-align: left'"
@@ -277,7 +347,7 @@ class Fit:
         return f"<p>{html.escape(said)}</p><table>{rows}</table>"
 
 
-def count_agreement(mlp: MLP, model: QuadraticModel, X: ArrayLike | Rows, name: str = "X") -> Agreement:
+def count_agreement(mlp: MLP, model: PolynomialModel, X: ArrayLike | Rows, name: str = "X") -> Agreement:
     """Decisions of `mlp` that `model` keeps on X (n, d), in exact arithmetic, part by part."""
     rows = as_rows(name, X, mlp.features)
     n = rows.shape[0]
@@ -285,19 +355,49 @@ def count_agreement(mlp: MLP, model: QuadraticModel, X: ArrayLike | Rows, name: 
         raise InputError(f"{name} has no rows, so there is no agreement to measure")
     with Shards(rows, SHARD_ROWS, mlp, name=name) as shards:
         lost = shards.total(operator.add, _lost_of, model)
-    return Agreement(samples=n, agreement=(n - lost) / n, mismatches=lost)
+    return Agreement.of(n, lost)
 
 
-def _lost_of(shard: Shard, model: QuadraticModel) -> int:
+def _lost_of(shard: Shard, model: PolynomialModel) -> int:
     return int(np.count_nonzero(shard_decisions(shard.subject, shard).label != shard_decisions(model, shard).label))
 
 
+def _arrays(model: PolynomialModel) -> dict[str, Array]:
+    """The arrays of a model in a fit file; above degree 2 with a first layer of its own."""
+    if isinstance(model, QuadraticModel):
+        return {"S": model.S, "T": model.T}
+    assert model.V is not None
+    assert model.a is not None
+    return {"W": model.W1, "t": model.b1, "V": model.V, "a": model.a}
+
+
+def _model(degree: int, tensors: dict[str, Array]) -> PolynomialModel:
+    if (degree == 2) != ("S" in tensors):
+        raise InputError(f"it says degree {degree}, and holds the arrays of another")
+    if degree == 2:
+        return QuadraticModel(*(tensors[key] for key in ("W1", "b1", "S", "T", "c")))
+    model = PolynomialModel.by_unit(*(tensors[key] for key in ("W", "t", "V", "a", "c")))
+    if model.degree != degree:
+        raise InputError(f"it says degree {degree}, and its coefficients have {model.degree}")
+    return model
+
+
 def check_fit_path(path: str | Path) -> Path:
-    """Refuse, before any work is done, a place where a fit can't be saved."""
+    """Check that a fit can be saved at this path, before any work is done."""
     path = Path(path)
     if path.suffix != ".safetensors":
         raise InputError(f"a fit is saved as .safetensors, not {path.name!r}; choose a name such as fit.safetensors")
     return check_place(path)
+
+
+def _mlp(manifest: Manifest, tensors: dict[str, Array]) -> MLP:
+    """The trained model in a fit file."""
+    W1, b1, W2, b2 = (tensors[key] for key in ("W1", "b1", "W2", "b2"))
+    activation = RELU if manifest.activation is None else Activation.from_plain(manifest.activation)
+    part = FeaturePart(tensors[fit_file.PART].tobytes()) if fit_file.PART in tensors else None
+    if layers := fit_file.layers_of(tensors):
+        return DeepMLP(W1, b1, layers, (W2, b2), activation=activation, feature_part=part)
+    return MLP(W1, b1, W2, b2, activation=activation, feature_part=part)
 
 
 def _coefficient(value: float | list[float] | None) -> Any:

@@ -1,4 +1,4 @@
-"""What the attempts of one fit share: its data, the coefficients they propose, and what is recorded on the way."""
+"""What the attempts of one fit share: the data, the candidates they propose, and what is recorded on the way."""
 
 from __future__ import annotations
 
@@ -8,55 +8,79 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress
-from quad4fhe.certificate import Certificate, certify
-from quad4fhe.evidence import Evidence, evidence_rows, evidence_weights
-from quad4fhe.exact import decisions
-from quad4fhe.fitting.diagnostics import LineOptimum
+from quad4fhe.calibration.lift import Statistics
+from quad4fhe.calibration.shards import Shards
+from quad4fhe.fitting.diagnostics import Conditioning, FamilyStep, FamilyTrial, LineOptimum, SoftStep
+from quad4fhe.fitting.families import SHARED
 from quad4fhe.fitting.notes import UNDECIDED
-from quad4fhe.fitting.reduced import ReducedSeparation
-from quad4fhe.fitting.sweep import Sweeper, Tally
-from quad4fhe.fitting.trace import SoftStep
-from quad4fhe.lift import Statistics
+from quad4fhe.fitting.reduced_hulls import ReducedSeparation
+from quad4fhe.fitting.sweep import Tally, tally
 from quad4fhe.mlp import MLP
-from quad4fhe.quadratic import QuadraticModel
-from quad4fhe.shards import Shards
-
-Certified = tuple[Certificate, Array]
-"""A certificate and the margins (n,) of the replacement."""
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.proof.certificate import Certificate, certify
+from quad4fhe.proof.evidence import Evidence, evidence_rows, evidence_weights
+from quad4fhe.proof.exact import decisions
+from quad4fhe.regime import Regime
 
 Hard = Literal["feasible", "infeasible", "undecided", "not tried"]
 
 
 @dataclass
-class Solution:
-    """Coefficients that one regime proposes, and what its own problem says of them."""
+class Candidate:
+    """A replacement that may become the fit, and what its own problem says of it.
 
-    regime: str
-    alpha: float
-    beta: float
-    eta: float
+    `alpha`, `beta` and `eta` are as in `Fit`. `tolerance`, `cap` and `step` belong to the regimes of the cascade.
+    `certificate` and `margins` (n,) are there once the run has certified the candidate.
+    """
+
+    mlp: MLP
+    family: str
+    regime: Regime
+    alpha: Any
+    beta: Any
+    eta: Any
     tau: float = 0.0
     margin: float = 0.0
     normalised_margin: float = 0.0
     tolerance: float | None = None
     cap: ReducedSeparation | None = None
     step: SoftStep | None = None
+    free: PolynomialModel | None = None
+    certificate: Certificate | None = None
+    margins: Array = field(default_factory=lambda: np.empty(0))
+
+    @cached_property
+    def model(self) -> PolynomialModel:
+        """The polynomial model: the one that was given as `free`, else the shared one of the coefficients."""
+        return self.free or QuadraticModel.shared(self.mlp, self.alpha, self.beta, self.eta, self.tau)
 
     @property
     def three(self) -> Array:
-        """The vector (alpha, beta, eta)."""
+        """The vector (alpha, beta, eta) of a shared quadratic."""
         return np.array([self.alpha, self.beta, self.eta])
+
+    @property
+    def certified(self) -> Certificate:
+        """The certificate, which the run must have made."""
+        assert self.certificate is not None
+        return self.certificate
+
+    @property
+    def agreement(self) -> float:
+        """The share of calibration decisions that a certified candidate keeps."""
+        n = self.certified.samples
+        return (n - len(self.certified.mismatches)) / n
 
 
 @dataclass
 class Run:
-    """One fit in the making. `refusal` says why the last attempt gave nothing, should it have been the only one."""
+    """One fit in the making. `refusal` says why the last attempt gave nothing."""
 
     mlp: MLP
     shards: Shards
@@ -67,39 +91,41 @@ class Run:
     progress: Progress
     hard: Hard = "not tried"
     evidence: Evidence | None = None
-    certified: Certified | None = None
     cap_trace: list[tuple[float, float]] = field(default_factory=list)
     critical_mu: float | None = None
     soft_trace: list[SoftStep] = field(default_factory=list)
     best_line: LineOptimum | None = None
     sweeps: int = 0
+    families: list[FamilyTrial] = field(default_factory=list)
+    family_trace: list[FamilyStep] = field(default_factory=list)
+    conditioning: list[Conditioning] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     refusal: str = ""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time a stage and say that it began."""
+        """Time a stage and report that it began."""
         self.progress(name, 0, 0)
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def say(self, text: str) -> None:
-        """Tell how a long stage is getting on."""
+        """Report how far a long stage is."""
         self.progress(text, 0, 0)
 
-    def model(self, solution: Solution) -> QuadraticModel:
-        """The polynomial model with these coefficients."""
-        return QuadraticModel.shared(self.mlp, solution.alpha, solution.beta, solution.eta, solution.tau)
+    def shared(self, regime: Regime, alpha: float, beta: float, eta: float, tau: float = 0.0) -> Candidate:
+        """A candidate of the shared family."""
+        return Candidate(self.mlp, SHARED, regime, alpha, beta, eta, tau)
 
-    def tally(self, solution: Solution) -> Tally:
-        """How many decisions these coefficients keep, in floating point, and the smallest margin."""
-        return Sweeper(self.lift.shifted(solution.tau)).tally(np.append(solution.three, 1.0))
+    def tally(self, found: Candidate) -> Tally:
+        """How many decisions a shared candidate keeps, in floating point, and its smallest margin."""
+        return tally(self.lift.shifted(found.tau), np.append(found.three, 1.0))
 
-    def lost(self, solution: Solution) -> int:
-        """How many decisions these coefficients lose, in floating point."""
-        return self.lift.samples - self.tally(solution).agreeing
+    def lost(self, found: Candidate) -> int:
+        """How many decisions a shared candidate loses, in floating point."""
+        return self.lift.samples - self.tally(found).agreeing
 
     @cached_property
     def calibration_sha256(self) -> str:
@@ -107,44 +133,52 @@ class Run:
         self.progress("hash of the calibration data", 0, 0)
         return samples_sha256("X_cal", self.shards.rows)
 
-    def certify(self, model: QuadraticModel) -> Certified:
-        """State exactly what this replacement keeps."""
+    def certify(self, found: Candidate) -> None:
+        """State exactly what a candidate keeps, unless this was done before."""
+        if found.certificate is not None:
+            return
         with self.stage("certificate"):
-            return certify(
+            found.certificate, found.margins = certify(
                 self.mlp,
-                model,
+                found.model,
                 self.shards,
                 self.evidence,
                 self.progress,
                 calibration_sha256=self.calibration_sha256,
             )
 
-    def accept_if_lossless(self, solution: Solution) -> bool:
-        """Accept a hard solution only with its certificate: rounding S, T and c may undo a thin separation."""
-        if np.isfinite([*solution.three, solution.tau]).all():
-            certified = self.certify(self.model(solution))
-            if certified[0].statement == "lossless":
-                self.hard, self.certified = "feasible", certified
-                return True
-        return False
+    def accept_if_lossless(self, found: Candidate) -> bool:
+        """Accept a hard candidate only with its certificate: rounding S, T and c may undo a thin separation."""
+        if not np.isfinite([*found.three, found.tau]).all():
+            return False
+        self.certify(found)
+        if found.certified.statement != "lossless":
+            return False
+        self.hard = "feasible"
+        return True
 
     def refuse_hard(self) -> None:
-        """Record what the exact test found where it did not give a lossless fit."""
+        """Record what the exact test found when it gave no lossless fit."""
         if self.evidence is not None:
             self.hard = "infeasible"
             rows = self.evidence.samples
-            self.refusal = f"no shared quadratic keeps every decision (calibration rows {rows} contradict each other)"
+            power = self.evidence.power
+            what = "quadratic" if power == 2 else f"polynomial of degree {power}"
+            self.refusal = f"no shared {what} keeps every decision (calibration rows {rows} contradict each other)"
         else:
             self.hard = "undecided"
             self.refusal = UNDECIDED
             self.notes.append(UNDECIDED)
 
     def smallest_evidence(self, named: Evidence, most: int) -> Evidence | None:
-        """The fewest of the named rows that contradict each other exactly, or None if no few of them do."""
+        """The fewest of the named rows that contradict each other exactly, or None if no `most` of them do."""
         targets = self._targets(named.samples)
         rows = evidence_rows(self.mlp, self.shards.rows, targets, named)
-        first = int(named.scale)  # the scale row comes first where there is one
-        for size in range(1, min(most, len(rows)) + 1):
+        first = int(named.scale)  # the scale row, if any, comes first
+        sizes = range(1, min(most, len(rows)) + 1)
+        if named.power > 2:  # all subsets would be too many: the rows come from a basic solution, which is minimal
+            sizes = range(min(most, len(rows)), max(0, len(rows) - 3), -1)
+        for size in sizes:
             for chosen in combinations(range(len(rows)), size):
                 picked = [k - first for k in chosen if k >= first]
                 found = Evidence(
@@ -152,6 +186,7 @@ class Run:
                     samples=[named.samples[k] for k in picked],
                     rivals=[named.rivals[k] for k in picked] if named.rivals else [],
                     scale=named.scale and chosen[0] == 0,
+                    degree=named.degree,
                 )
                 if evidence_weights(targets, found, [rows[k] for k in chosen]) is not None:
                     return found

@@ -1,19 +1,18 @@
-"""One sweep over the n x K score matrix: the unit in which the multiclass solvers pay.
+"""Sweeps over the n x K score matrix S = alpha Q + beta L + eta B + lambda b: the unit of cost of multiclass solvers.
 
-Decides the margins of every sample at given homogeneous coefficients, S = alpha Q + beta L + eta B + lambda b, and
-what the solvers need of them. Each block answers with a few numbers; those are added up in the order of the blocks, so
-the result depends neither on the machine's mood nor on who swept which.
+A sweep finds the margins of all samples at homogeneous coefficients and reduces them to what a solver needs. Each block
+answers with a few numbers, which are added up in the order of the blocks, so the result is independent of scheduling.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe.lift import Lift, Statistics
+from quad4fhe.calibration.lift import Lift, Statistics
 
 _WORST = 16  # rows named by a sweep, besides the worst of each class
 
@@ -49,12 +48,50 @@ class Risk:
     margin: float
 
 
+class Sweeps(Protocol):
+    """What the pairwise solvers see of the data: margins at homogeneous coefficients theta, the last of them lambda."""
+
+    sweeps: int
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+
+    @property
+    def start(self) -> Array:
+        """The coefficients to begin with."""
+
+    def scales(self) -> Array:
+        """A typical size of each coordinate."""
+
+    def worst(self, theta: Array) -> Worst:
+        """The rows with the smallest margins."""
+
+    def risk(self, theta: Array) -> Risk:
+        """The hinge risk."""
+
+
 class Sweeper:
     """Sweeps statistics and counts the sweeps."""
 
     def __init__(self, lift: Statistics) -> None:
         self.lift = lift
+        self._B, self._b = lift.B, lift.b
         self.sweeps = 0
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return self.lift.samples
+
+    @property
+    def start(self) -> Array:
+        """ReLU is nearly u / 2 and a constant."""
+        return np.array([0.0, 0.5, 0.0, 1.0])
+
+    def scales(self) -> Array:
+        """A typical size of each coordinate."""
+        return coordinate_scales(self.lift)
 
     def worst(self, theta: Array) -> Worst:
         """The worst row of each target class, and the worst few of all, at theta = (alpha, beta, eta, lambda)."""
@@ -65,24 +102,23 @@ class Sweeper:
         chosen = chosen[np.argsort(samples[chosen])]
         return Worst(theta, float(margin.min()), samples[chosen], rivals[chosen], rows[chosen])
 
-    def tally(self, theta: Array) -> Tally:
-        """How many decisions theta keeps, and by how much the worst."""
-        self.sweeps += 1
-        return Tally(*self.lift.total(_joined, _tally_of, theta))
-
     def risk(self, theta: Array) -> Risk:
         """The hinge risk at theta."""
         self.sweeps += 1
-        lift = self.lift
         risk, agreeing, violating, lowest = 0.0, 0, 0, np.inf
-        gradient, excess = np.zeros(2), np.zeros(lift.classes, dtype=np.int64)
-        for part in lift.map(_risk_of, theta):
+        gradient, excess = np.zeros(2), np.zeros(self._B.size, dtype=np.int64)
+        for part in self.lift.map(_risk_of, theta):
             risk += part[0]
             gradient += part[1]
             excess += part[2]
             agreeing, violating, lowest = agreeing + part[3], violating + part[4], min(lowest, part[5])
-        gradient = np.append(gradient, [excess @ lift.B, excess @ lift.b])
+        gradient = np.append(gradient, [excess @ self._B, excess @ self._b])
         return Risk(theta, risk, gradient, agreeing, violating, max(0.0, 1.0 - lowest), lowest)
+
+
+def tally(lift: Statistics, theta: Array) -> Tally:
+    """How many decisions theta keeps, and the smallest margin."""
+    return Tally(*lift.total(_joined, _tally_of, theta))
 
 
 def _margins(block: Lift, theta: Array, Q: Array, L: Array, target: IntArray) -> tuple[Array, IntArray, IntArray]:
@@ -99,11 +135,11 @@ def _margins(block: Lift, theta: Array, Q: Array, L: Array, target: IntArray) ->
 
 
 def _worst_of(block: Lift, theta: Array) -> tuple[Array, IntArray, IntArray, IntArray, Array]:
-    margin = np.empty(block.samples)
-    rival = np.empty(block.samples, dtype=np.int64)
+    n, K = block.Q.shape
+    margin, rival = np.empty(n), np.empty(n, dtype=np.int64)
     for rows, Q, L, target in block.chunks():
         margin[rows], _, at = _margins(block, theta, Q, L, target)
-        rival[rows] = at % block.classes
+        rival[rows] = at % K
     chosen = _worst_rows(margin, block.target)
     lifts = block.pair_rows(chosen, rival[chosen])
     return margin[chosen], block.target[chosen], chosen + block.first, rival[chosen], lifts
@@ -131,7 +167,8 @@ def _joined(a: tuple[int, float], b: tuple[int, float]) -> tuple[int, float]:
 
 def _risk_of(block: Lift, theta: Array) -> tuple[float, Array, IntArray, int, int, float]:
     risk, agreeing, violating, lowest = 0.0, 0, 0, np.inf
-    gradient, excess = np.zeros(2), np.zeros(block.classes, dtype=np.int64)
+    K = block.Q.shape[1]
+    gradient, excess = np.zeros(2), np.zeros(K, dtype=np.int64)
     for _, Q, L, target in block.chunks():
         margin, own, rival = _margins(block, theta, Q, L, target)
         agreeing += int(np.count_nonzero(margin > 0))
@@ -142,8 +179,8 @@ def _risk_of(block: Lift, theta: Array) -> tuple[float, Array, IntArray, int, in
         risk += float((1.0 - margin[low]).sum())
         for k, flat in enumerate((Q.reshape(-1), L.reshape(-1))):
             gradient[k] += float(flat[rival].sum()) - float(flat[own].sum())
-        excess += np.bincount(rival % block.classes, minlength=block.classes)
-        excess -= np.bincount(own % block.classes, minlength=block.classes)
+        excess += np.bincount(rival % K, minlength=K)
+        excess -= np.bincount(own % K, minlength=K)
     return risk, gradient, excess, agreeing, violating, lowest
 
 

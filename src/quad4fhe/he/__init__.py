@@ -1,1 +1,1 @@
-"""The circuit under encryption: SEAL's keys and ciphertexts, and the arithmetic on their residues."""
+"""Encrypted inference with SEAL: keys, ciphertexts, messages, and the client and server that exchange them."""

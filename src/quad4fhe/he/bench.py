@@ -1,7 +1,6 @@
 """The paper's encrypted experiments as functions: precision sweep and minimum feasible configuration.
 
-Decides the grids and what counts as feasible; `quad4fhe bench` calls these and prints their tables. Circuits are in
-`paper` and `session`.
+`quad4fhe bench` calls these and prints their tables.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array
 from quad4fhe._progress import Progress, silent
-from quad4fhe.circuit.plan import Fitted, Layout, Plan, plan
+from quad4fhe.baselines import preactivations, remez
 from quad4fhe.errors import InputError
 from quad4fhe.he.paper import SQUARE, Activation, PaperCircuit, monomials, quad
 from quad4fhe.he.session import connect
+from quad4fhe.layouts import LAYOUTS
+from quad4fhe.layouts.planner import plan
 from quad4fhe.mlp import MLP, decide
-from quad4fhe.polynomials import preactivations, remez
+from quad4fhe.planning.plan import Fitted, Plan
 
 SWEEP = (25, 30, 35, 40, 45)
-LAYOUTS: tuple[Layout, ...] = ("batch", "packed")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Configuration:
         return 2 * self.ends + self.depth * self.log2_scale
 
 
-# The paper's grid, and below it what the security table leaves for rings 2^13 and 2^12.
+# The paper's grid, then the configurations that the security table allows in rings 2^12 and 2^13.
 PAPER_GRID = (
     Configuration(2**14, 4),
     Configuration(2**14, 5),
@@ -59,7 +59,7 @@ SMALL_GRID = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one scheme did in one configuration; `reason` says why it is not feasible."""
+    """The result of one scheme in one configuration; `reason` says why it is not feasible."""
 
     scheme: str
     ring: int
@@ -87,7 +87,7 @@ def schemes(mlp: MLP, coefficients: tuple[float, float, float], X_cal: ArrayLike
 
 
 def run_paper(mlp: MLP, activation: Activation, where: Configuration, X: Array, y: Array | None = None) -> Outcome:
-    """One scheme of the paper's circuit in one configuration, on the samples X, batch by batch."""
+    """Run one scheme of the paper's circuit in one configuration, on the samples X, batch by batch."""
 
     def refused(reason: str) -> Outcome:
         size = (where.ring, where.depth, where.log_q, where.log2_scale)
@@ -115,7 +115,7 @@ def run_paper(mlp: MLP, activation: Activation, where: Configuration, X: Array, 
 
 
 def run_plan(fit: Fitted, made: Plan, X: Array, y: Array | None = None) -> Outcome:
-    """A plan's own circuit on the samples X."""
+    """Run the circuit of a plan on the samples X."""
     client, server = connect(fit, made)
     found, seconds = [], 0.0
     for request in client.encrypt(X):
@@ -139,7 +139,7 @@ def precision_sweep(
     scales: Sequence[int] = SWEEP,
     progress: Progress = silent,
 ) -> list[Outcome]:
-    """Every scheme at every log2(scale), each at its own least depth of the paper's grid."""
+    """Run every scheme at every log2(scale), at the smallest depth in the paper's grid that it can use."""
     runs = [(activation, scale) for activation in activations for scale in scales]
     out = []
     for done, (activation, scale) in enumerate(runs):
@@ -156,7 +156,7 @@ def minimum_configuration(
     grid: Sequence[Configuration] = SMALL_GRID + PAPER_GRID,
     progress: Progress = silent,
 ) -> list[Outcome]:
-    """For each scheme the rows of the grid in order, up to and including the first that is feasible."""
+    """Run each scheme on the rows of the grid in order, up to and including the first feasible one."""
     out = []
     for activation in activations:
         for where in grid:
@@ -170,8 +170,8 @@ def minimum_configuration(
 def minimum_plan(
     fit: Fitted, X: Array, y: Array | None = None, X_cal: ArrayLike | None = None, box: ArrayLike | None = None
 ) -> list[Outcome]:
-    """The folded circuit in both layouts, strict: the rows below the paper's grid."""
-    plans = [plan(fit, samples=len(X), layout=layout, X=X_cal, box=box) for layout in LAYOUTS]
+    """Run the folded circuit in every layout with strict precision: the rows below the paper's grid."""
+    plans = [plan(fit, samples=len(X), layout=layout, X=X_cal, box=box) for layout in LAYOUTS.names()]
     return [run_plan(fit, made, X, y) for made in plans]
 
 

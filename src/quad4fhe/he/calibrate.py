@@ -1,6 +1,6 @@
-"""A second's measurement of this machine, for the forecasts of a plan.
+"""Measure this machine in about a second, to forecast the run time of a plan.
 
-Decides nothing about a plan's parameters; those are chosen by the reference machine, the same everywhere.
+The parameters of a plan do not depend on it. They follow from the reference machine, so they are the same everywhere.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from quad4fhe.circuit.chain import chain
-from quad4fhe.circuit.exact import exact_matrix
-from quad4fhe.circuit.forecast import Machine
-from quad4fhe.circuit.search_packed import PACKED_CHAINS
-from quad4fhe.he.residues import kernels, multiply
 from quad4fhe.he.seal import Context, SecretKey, words
+from quad4fhe.layouts.packed.search import PACKED_CHAINS
+from quad4fhe.layouts.residues import kernels, multiply
+from quad4fhe.planning.chains import chain
+from quad4fhe.planning.costs import Machine
+from quad4fhe.planning.exactness import exact_matrix
 
 _UNITS, _FEATURES, _TILE = 256, 128, 512
 
 
 def calibrate(name: str = "this") -> Machine:
-    """Measure products, kernels, encryption and key switching once each; CPU time, best of a few."""
+    """Measure products, kernels, encryption and key switching: CPU time, the best of a few runs."""
     made = chain(4096, (31, 31, 31))
     q, kernel = made.primes[0], kernels()
     rng = np.random.default_rng(0)
@@ -43,10 +43,9 @@ def calibrate(name: str = "this") -> Machine:
     size = made.ring * len(made.primes)
     switching = chain(*PACKED_CHAINS[0])
     turner = SecretKey(Context(switching))
-    galois = turner.context.galois_keys(turner.galois_keys([1]))
+    keys = turner.context.switching_keys(turner.switching_words([1]), [1])
     turned = turner.encrypt(values, 2.0**40)
     plain = turner.context.encode(values, 2.0**40)
-    evaluator = turner.context.evaluator
     primes = len(switching.primes)
     switched = switching.ring * primes
     return Machine(
@@ -55,10 +54,8 @@ def calibrate(name: str = "this") -> Machine:
         element=1e9 * square / (_UNITS * 5 * _TILE),
         encrypt=1e9 * _best(encrypt) / size,
         decrypt=1e9 * _best(lambda: key.decrypt(key.context.ciphertext(sent, scale))) / size,
-        rotate=1e9
-        * _best(lambda: evaluator.rotate_vector(turned, 1, galois))
-        / (switching.ring * primes * (primes + 1)),
-        plain=1e9 * _best(lambda: evaluator.multiply_plain(turned, plain)) / switched,
+        rotate=1e9 * _best(lambda: turner.context.rotate(turned, 1, keys)) / (switched * (primes + 1)),
+        plain=1e9 * _best(lambda: turner.context.multiply_plain(turned, plain)) / switched,
     )
 
 

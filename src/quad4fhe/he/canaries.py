@@ -1,7 +1,7 @@
-"""Canaries: samples whose logits the client knows, at secret random places among the others of layout batch.
+"""Canaries: samples whose logits the client knows, at secret random places among the others.
 
-Decides where every sample lies and how far a known logit may be off. A server can't tell canaries from samples, so one
-that returns something else for all of them, or for many, is detected; SECURITY.md says what is not.
+A server can't tell canaries from samples, so a server that returns wrong logits for all samples, or for many, is
+detected. SECURITY.md lists what canaries do not detect.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from pathlib import Path
 import numpy as np
 
 from quad4fhe._arrays import Array, IntArray, tensor
-from quad4fhe._files import open_npz, opened, read_npz
-from quad4fhe.circuit.domain import check_inside
-from quad4fhe.circuit.error import between, deciding
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError
 from quad4fhe.he.session import ReplyError
+from quad4fhe.io.files import open_npz, opened, read_npz
+from quad4fhe.layouts import LAYOUTS, layout_of
+from quad4fhe.planning.box import check_inside
+from quad4fhe.planning.noise import between, deciding
+from quad4fhe.planning.plan import Plan
 
-# The plan bounds the error of the difference that decides at the calibration samples; others may err by a little more.
+# The plan bounds the error of a margin at the calibration samples; at other samples it may be a little larger.
 SLACK = 1.25
 _EMPTY = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Samples X (m, d) and the logits (m, K) that the model gives for them in the clear."""
+    """Samples X (m, d) and their plaintext logits (m, K)."""
 
     X: Array
     logits: Array
@@ -39,7 +40,7 @@ class Known:
 
     @classmethod
     def load(cls, path: str | Path) -> Known:
-        """Read an .npz with the arrays X and logits, as `quad4fhe predict FIT DATA -o known.npz` writes it."""
+        """Read an .npz file with the arrays X and logits, as written by `quad4fhe predict FIT DATA -o known.npz`."""
         fix = "make it with: quad4fhe predict FIT DATA -o known.npz"
         with opened(path) as file, open_npz(file, fix) as archive:
             missing = {"X", "logits"} - set(archive.files)
@@ -49,18 +50,18 @@ class Known:
 
     @property
     def slack(self) -> float:
-        """What float64 may have lost where the logits were computed."""
+        """A bound on the float64 rounding error of the known logits."""
         return 1e-9 * float(np.abs(self.logits).max(initial=0.0))
 
     def centred(self) -> Array:
-        """The logits as a client decrypts them: for K >= 2 without their mean over the classes."""
+        """The logits as a client decrypts them: for K >= 2, their mean over the classes is subtracted."""
         one = self.logits.shape[1] == 1
         out: Array = self.logits if one else self.logits - self.logits.mean(axis=1, keepdims=True)
         return out
 
 
 class Mixture:
-    """Samples X (n, d) and `count` canaries in every request, in a random order that stays with the client."""
+    """Samples X (n, d) mixed with `count` canaries in every request; only the client knows the random order."""
 
     def __init__(self, plan: Plan, X: Array, known: Known, count: int) -> None:
         _check(plan, known, count)
@@ -77,7 +78,7 @@ class Mixture:
             places[slots[len(own) : len(own) + count]] = -2 - _shuffled(len(known.X))[:count]
 
     def blocks(self) -> Iterator[Array]:
-        """The slots of each request (per_request, d); empty ones hold a point of the box, as in every request."""
+        """Yield the samples in the slots of each request, (per_request, d); an empty slot holds a point of the box."""
         for places in self._places:
             block = np.repeat(self._plan.shift[None], len(places), axis=0)
             block[places >= 0] = self._X[places[places >= 0]]
@@ -85,20 +86,20 @@ class Mixture:
             yield block
 
     def read(self, logits: Array) -> Array:
-        """The samples' logits (n, K) from those of all slots, in order; raises ReplyError if a canary is wrong."""
+        """Pick the samples' logits (n, K) from those of all slots, in order; raises ReplyError if a canary is wrong."""
         places = self._places.ravel()
         tolerance, hidden = self.tolerance, places < _EMPTY
         wanted, found = self._known.centred()[-2 - places[hidden]], logits[hidden]
-        # Each logit by its own bound, and the difference that decides by its bound, which is closer.
+        # Check each logit against its bound, and the margin against its own, which is tighter.
         pair = deciding(wanted)
         off = np.abs(between(found, pair) - between(wanted, pair))
         alone = np.abs(found - wanted).max(axis=1, initial=0.0)
         wrong = int(np.count_nonzero(~((off <= tolerance) & (alone <= self.tolerance_alone))))
         if wrong:
             raise ReplyError(
-                f"{wrong} of {off.size} canaries have other logits than the model gives them (margins by up to "
-                f"{float(off.max()):.3g}, at most {tolerance:.3g} is encryption): the server did not evaluate this "
-                "model on these samples; no answer of it is returned"
+                f"{wrong} of {off.size} canaries have other logits than the model gives them (margins are off by up to "
+                f"{float(off.max()):.3g}, encryption explains at most {tolerance:.3g}): the server did not evaluate "
+                "this model on these samples, so its answers are discarded"
             )
         out = np.empty((len(self._X), logits.shape[1]))
         out[places[places >= 0]] = logits[places >= 0]
@@ -117,10 +118,11 @@ class Mixture:
 
 def _check(plan: Plan, known: Known, count: int) -> None:
     shape = plan.shape
-    if plan.layout != "batch":
+    if not layout_of(plan).canaries:
+        fitting = " or ".join(each.name for each in LAYOUTS if each.canaries)
         raise InputError(
-            "canaries are for layout batch, where a request has thousands of slots; make a key for such a plan: "
-            "quad4fhe keygen own.key --server URL --layout batch, then query --key own.key"
+            f"canaries are for layout {fitting}, where a request has thousands of slots; make a key for such a plan: "
+            f"quad4fhe keygen own.key --server URL --layout {fitting}, then query --key own.key"
         )
     if not 1 <= count < plan.per_request:
         raise InputError(f"{count} canaries in {plan.per_request} slots: wanted at least 1, and room for samples")
@@ -132,14 +134,14 @@ def _check(plan: Plan, known: Known, count: int) -> None:
             f"{shape.features} and {shape.outputs}; take those of this model"
         )
     if not (0 <= plan.error.bound < np.inf and 0 <= plan.error.logit < np.inf):
-        raise InputError("the plan has no bound of its error, so canaries can't be judged by it; plan again")
+        raise InputError("the plan has no error bound, which canaries need; plan again")
     try:
-        check_inside(known.X, plan.domain)
+        check_inside(known.X, plan)
     except InputError as error:
         raise InputError(f"the known samples: {error}") from None
 
 
 def _shuffled(count: int) -> IntArray:
-    """A random order from the system's own randomness; equal keys, which would bias it, come once in 2^64 / count^2."""
+    """A random order from the operating system; two equal keys would bias it, with a chance of count^2 / 2^64."""
     keys = np.frombuffer(secrets.token_bytes(8 * count), dtype=np.uint64)
     return np.argsort(keys, kind="stable").astype(np.int64)

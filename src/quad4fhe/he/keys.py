@@ -1,13 +1,11 @@
-"""Secret keys on the client's disk: made, kept, protected, rotated.
+"""Secret keys on the client's disk: make, store, protect and rotate them.
 
-Decides the file's layout and permissions, and what is refused (overwriting, files that others can read, a key of
-another plan). A key belongs to one plan and carries it, so that no server can replace the plan. The key itself is
-SEAL's, the passphrase is scrypt and AES-GCM of `cryptography`. Nothing here sends anything, and `container` has no kind
-for a secret key.
+A key file holds the plan of its key, so no server can replace the plan. It is never overwritten, and a file that others
+can read is rejected. SEAL makes the key; `cryptography` protects it with scrypt and AES-GCM if there is a passphrase.
 
     magic 8 | version u16 | length of the head u32 | head: JSON, then
-    without a passphrase: SEAL's bytes | SHA-256 of all before it (against damage, not against people)
-    with one: salt 16 | nonce 12 | AES-256-GCM of SEAL's bytes, which authenticates all before it too
+    without a passphrase: SEAL's bytes | SHA-256 of everything before it (detects damage, not tampering)
+    with a passphrase: salt 16 | nonce 12 | AES-256-GCM of SEAL's bytes, which also authenticates everything before it
 """
 
 from __future__ import annotations
@@ -16,32 +14,34 @@ import hashlib
 import os
 import secrets
 import struct
-import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, Literal, NoReturn
 
 import msgspec
 
-from quad4fhe.circuit.chain import Chain
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.he.secrecy import forbid_core_dumps
+from quad4fhe.io.files import writing
+from quad4fhe.planning.chains import Chain
+from quad4fhe.planning.plan import Plan
+from quad4fhe.proof.drift import State, Watch
 
 VERSION = 2
 MAGIC = b"Q4KEY\r\n\x1a"
 _FIRST = struct.Struct("<8sHI")
 _SALT, _NONCE, _TAG, _DIGEST = 16, 12, 16, 32
-_LARGEST = 2**26  # bytes; the largest chain of the security table takes 6 MB, a plan of many features a few more
-# RFC 7914 calls these N, r, p. 128 MiB and under a second; they are fixed by the version, so a file can't lower them.
+_LARGEST = 2**26  # bytes; the largest chain of the security table takes 6 MB, a plan with many features a few more
+# N, r and p of RFC 7914: 128 MiB and less than a second. The version fixes them, so a file can't lower them.
 _SCRYPT = {"n": 2**17, "r": 8, "p": 1}
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a key file says in the clear."""
+    """The unencrypted part of a key file."""
 
     plan: Plan
     salt: str
@@ -51,7 +51,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False)
 class StoredKey:
-    """A secret key that can be kept: SEAL's bytes, the plan it was made for, and public facts that name it."""
+    """A secret key that can be stored: SEAL's bytes, its plan, and the public salt and time of creation."""
 
     plan: Plan
     salt: bytes
@@ -60,24 +60,24 @@ class StoredKey:
 
     @property
     def chain(self) -> Chain:
-        """The chain of its plan."""
+        """The chain of the key's plan."""
         return self.plan.chain
 
     @property
     def key_id(self) -> bytes:
-        """Its name: a hash of the plan's hash and a random public salt. It says nothing about the key."""
+        """The key's id: a hash of the plan's hash and a random public salt. It reveals nothing about the key."""
         return hashlib.sha256(b"quad4fhe-key-2" + self.plan.sha256 + self.salt).digest()[:16]
 
     def require_plan(self, plan: Plan) -> None:
-        """Raise InputError unless the key was made for this very plan."""
+        """Raise InputError unless the key was made for this plan."""
         if plan.sha256 != self.plan.sha256:
             raise InputError(
                 f"this key is for plan {self.plan.sha256.hex()[:12]}, not for plan {plan.sha256.hex()[:12]}: "
-                "use that one, or make a key for the new one (keygen)"
+                "use the plan of the key, or make a key for the other plan (keygen)"
             )
 
     def open(self, plan: Plan) -> SecretKey:
-        """The key, ready for use; raises InputError if it was made for another plan."""
+        """Return the key, ready for use; raises InputError if it was made for another plan."""
         self.require_plan(plan)
         try:
             return SecretKey(Context(plan.chain), self.secret)
@@ -85,26 +85,25 @@ class StoredKey:
             raise InputError("the key file holds no valid secret key of its chain; make a new one (keygen)") from None
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a secret key is not pickled, copied to another process or sent")
+        raise TypeError("a secret key can't be pickled, copied to another process or sent")
 
 
 def generate(plan: Plan) -> StoredKey:
-    """A fresh secret key for a plan."""
+    """Make a fresh secret key for a plan."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return StoredKey(plan, secrets.token_bytes(32), now, SecretKey(Context(plan.chain)).to_bytes())
 
 
 def save(key: StoredKey, path: str | Path, passphrase: str | None = None) -> None:
-    """Write a key file, readable by its owner alone, whole or not at all; raises InputError if the name is taken."""
+    """Write a key file atomically, readable only by its owner; raises InputError if the file exists."""
     target = Path(path)
     data = _encode(key, passphrase)
-    with _Beside(target) as file:
+    with _writing(target, overwrite=False) as file:
         file.write(data)
-        file.name_it(target)
 
 
 def load(path: str | Path, passphrase: str | None = None) -> StoredKey:
-    """Read a key file; raises InputError where it is damaged, open to others, or locked with another passphrase."""
+    """Read a key file; raises InputError if it is damaged, readable by others, or has another passphrase."""
     forbid_core_dumps()
     target = Path(path)
     head, first, body = _read(target)
@@ -118,9 +117,9 @@ def load(path: str | Path, passphrase: str | None = None) -> StoredKey:
 
 
 def rotate(path: str | Path, passphrase: str | None = None) -> tuple[StoredKey, Path]:
-    """Put a fresh key of the same plan in the place of an old one; returns it and where the old one is kept.
+    """Replace a key file with a fresh key for the same plan; returns the key and the path of the old one.
 
-    The passphrase must be the old file's, and protects the new one too. Replies to open requests need the old key.
+    The passphrase of the old file also protects the new one. Replies to open requests need the old key.
     """
     target = Path(path).resolve()  # a link stays a link
     old = load(target, passphrase)
@@ -129,78 +128,56 @@ def rotate(path: str | Path, passphrase: str | None = None) -> tuple[StoredKey, 
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     kept = target.with_name(f"{target.stem}.{stamp}-{old.key_id.hex()[:8]}{target.suffix}")
     data = _encode(fresh, passphrase if head.passphrase else None)
-    with _Beside(target) as file:
+    with _writing(target, overwrite=True) as file:
         file.write(data)
-        _link(target, kept)  # first a second name for the old key: at no time is it without one
-        file.replace(target)
+        file.flush()
+        os.link(target, kept)  # the old key gets its new name before it loses the old one
     return fresh, kept
 
 
-class _Beside:
-    """A file beside the target, mode 0600 from its first moment, which gets its name only when it is on the disk."""
+class _Remembered(msgspec.Struct, forbid_unknown_fields=True):
+    """The file beside a key file: the state of the drift watch over the key's queries."""
 
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._name = ""
-        self._descriptor = -1
-
-    def __enter__(self) -> _Beside:
-        if os.path.lexists(self._target) and self._target.is_dir():
-            raise InputError(f"{self._target} is a folder; choose a file name")
-        try:
-            self._descriptor, self._name = tempfile.mkstemp(dir=self._target.parent, prefix=f".{self._target.name}.")
-        except OSError as error:
-            raise _failed(self._target, error) from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        Path(self._name).unlink(missing_ok=True)
-
-    def write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise _failed(self._target, error) from None
-
-    def name_it(self, target: Path) -> None:
-        _link(Path(self._name), target)
-
-    def replace(self, target: Path) -> None:
-        try:
-            os.replace(self._name, target)
-        except OSError as error:
-            raise _failed(target, error) from None
-        _settle(target.parent)
+    format: Literal[1]
+    key: str
+    state: State
 
 
-def _link(source: Path, target: Path) -> None:
-    """A second name, which fails where the name is taken: unlike a check and a rename, nothing can come between."""
+def resume_watch(path: str | Path, key: StoredKey) -> Watch | None:
+    """Return the drift watch of a key file, continued from earlier queries, or a new one if none is stored.
+
+    A damaged file, or a file of another key, also starts a new watch: answers must not depend on it.
+    """
+    with suppress(OSError, msgspec.MsgspecError, InputError, RecursionError):
+        kept = msgspec.json.decode(_watch_file(path).read_bytes(), type=_Remembered)
+        if kept.key == key.key_id.hex():
+            return key.plan.watch(kept.state)
+    return key.plan.watch()
+
+
+def remember_watch(path: str | Path, key: StoredKey, watch: Watch) -> None:
+    """Write a watch's state to a private file beside the key file; if that fails, store nothing."""
+    with suppress(OSError, InputError), writing(_watch_file(path), private=True) as file:
+        file.write(msgspec.json.encode(_Remembered(1, key.key_id.hex(), watch.state)))
+
+
+def _watch_file(path: str | Path) -> Path:
+    return Path(f"{path}.drift")
+
+
+@contextmanager
+def _writing(target: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
+    """Write a key file atomically, readable only by its owner."""
+    if target.is_dir():
+        raise InputError(f"{target} is a folder; choose a file name")
     try:
-        os.link(source, target)
-    except FileExistsError:
-        raise InputError(f"{target} exists, and a key is never overwritten; choose another name or rotate it") from None
+        with writing(target, private=True, overwrite=overwrite) as file:
+            yield file
+    except FileExistsError as error:
+        name = error.filename2 or error.filename
+        raise InputError(f"{name} exists, and a key is never overwritten; choose another name or rotate it") from None
     except OSError as error:
-        raise _failed(target, error) from None
-    _settle(target.parent)
-
-
-def _settle(folder: Path) -> None:
-    """Let a new name reach the disk; where a folder can't be synced (Windows) the system does it in its own time."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _failed(path: Path, error: OSError) -> InputError:
-    return InputError(f"can't write the key {path}: {error.strerror or error}; nothing was written there")
+        raise InputError(f"can't write the key {target}: {error.strerror}; nothing was written there") from None
 
 
 def _encode(key: StoredKey, passphrase: str | None) -> bytes:
@@ -238,7 +215,7 @@ def _cipher(passphrase: str, salt: bytes) -> Any:
 
 
 def _read(path: Path) -> tuple[Head, bytes, bytes]:
-    """The head of a key file, the bytes up to its end, and the body."""
+    """Read a key file: its head, the bytes up to the end of the head, and the body."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -247,7 +224,7 @@ def _read(path: Path) -> tuple[Head, bytes, bytes]:
         raise InputError(f"can't read the key {path}: {error.strerror or error}") from None
     if os.name == "posix" and mode & 0o077:
         raise InputError(
-            f"others may read {path} (mode {mode & 0o777:04o}), so it may be no secret any more: chmod 600 "
+            f"others may read {path} (mode {mode & 0o777:04o}), so it may no longer be secret: chmod 600 "
             f"{path}, then quad4fhe keygen {path} --rotate"
         )
     wrong = InputError(f"{path} is not a key file of this library, or is damaged; make one with: quad4fhe keygen")

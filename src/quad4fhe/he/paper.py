@@ -1,8 +1,7 @@
-"""The paper's circuit by plain SEAL calls: the baseline every ratio is taken against.
+"""The paper's circuit in plain SEAL calls: the baseline of every speed ratio. `quad4fhe bench` runs it.
 
-Decides nothing of its own: interleaved packing, baby-step giant-step product over chunks of features, the activation by
-powers with its coefficients as separate products, and a rotate-and-sum for each class, as Section VII describes. Only
-its scales are kept exact, so that it errs no more than it must.
+As Section VII describes: interleaved packing, a baby-step giant-step product over chunks of features, the activation in
+powers with one product per coefficient, and a rotate-and-sum for each class. Its scales are exact, to add no error.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ from typing import Any
 import numpy as np
 
 from quad4fhe._arrays import Array
-from quad4fhe.circuit.chain import Chain, chain
-from quad4fhe.circuit.counts import Counts
-from quad4fhe.circuit.packing import power_of_two
+from quad4fhe.baselines import Polynomial
 from quad4fhe.errors import InputError
-from quad4fhe.he.packed import EvaluationKeys
 from quad4fhe.he.seal import Context, SecretKey
+from quad4fhe.layouts.packed.packing import power_of_two
 from quad4fhe.mlp import MLP
-from quad4fhe.polynomials import Polynomial
+from quad4fhe.planning.chains import Chain, chain
+from quad4fhe.planning.costs import Counts
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A polynomial that stands for the ReLU: monomial coefficients, constant first."""
+    """A polynomial that replaces the ReLU: monomial coefficients, constant first."""
 
     name: str
     coefficients: tuple[float, ...]
@@ -40,7 +38,7 @@ class Activation:
 
     @property
     def depth(self) -> int:
-        """Multiplications in a row the whole circuit needs with it: 3 for a bare square, 4 to degree 3, 5 to 7."""
+        """The multiplicative depth of the whole circuit: 3 for a bare square, 4 up to degree 3, 5 up to degree 7."""
         if self.degree > 7 or self.degree < 2:
             raise InputError(f"{self.name} has degree {self.degree}, the circuit takes 2 to 7")
         if self.coefficients == (0.0, 0.0, 1.0):
@@ -48,13 +46,13 @@ class Activation:
         return 4 if self.degree <= 3 else 5
 
     def __call__(self, u: Array) -> Array:
-        """The polynomial in the clear."""
+        """Evaluate the polynomial in plaintext."""
         out: Array = np.polynomial.polynomial.polyval(u, np.array(self.coefficients))
         return out
 
 
 def monomials(polynomial: Polynomial) -> Activation:
-    """A single-stage replacement in the powers this circuit computes."""
+    """Convert a single-stage replacement to monomials, which this circuit computes."""
     if polynomial.gate is not None:
         raise InputError(f"{polynomial.name} is a composition, which the paper's circuit does not evaluate")
     series = polynomial.stages[0]
@@ -73,14 +71,14 @@ def quad(alpha: float, beta: float, eta: float) -> Activation:
 
 
 def paper_chain(ring: int, depth: int, log2_scale: int = 40, ends: int = 60) -> Chain:
-    """{60, scale x depth, 60}; smaller rings have no room for first and special primes of 60 bits."""
+    """The chain {60, scale x depth, 60}; rings too small for first and special primes of 60 bits use fewer (`ends`)."""
     return chain(ring, (ends, *(log2_scale,) * depth), ends)
 
 
 class PaperCircuit:
-    """MLP with a polynomial activation on one chain: client and server in one object, timed apart by the caller.
+    """An MLP with a polynomial activation on one chain; client and server in one object, which the caller times.
 
-    `seconds` holds the CPU time of the last evaluation by block: product, activation, output.
+    `seconds` holds the CPU time of the last evaluation by part: product, activation, output.
     """
 
     def __init__(
@@ -95,6 +93,7 @@ class PaperCircuit:
     ) -> None:
         if activation.depth > depth:
             raise InputError(f"{activation.name} needs depth {activation.depth}, this chain has {depth}")
+        mlp.require_one_hidden("the paper's circuit")
         self.mlp, self.activation = mlp, activation
         self.chain = paper_chain(ring, depth, log2_scale, ends)
         self.context = Context(self.chain)
@@ -112,22 +111,21 @@ class PaperCircuit:
         self._giant = -(-self.span // self._baby)
         self._diagonals = [self._chunk_diagonals(chunk) for chunk in range(self.chunks)]
         self._bias = self._encode(_padded(mlp.b1, self.width), self.scale, 1)
-        self._output_level = depth - 1  # where a scheme has levels to spare, they are dropped before the second layer
+        self._output_level = depth - 1  # spare levels are dropped before the second layer
         q = self._prime(self._output_level)
         self._classes = [self._encode(_padded(row, self.width), float(q), self._output_level) for row in mlp.W2]
         self._constants = [self._encode(np.full(self.width, b), self.scale, depth) for b in mlp.b2]
-        keys = EvaluationKeys(self.key.relin_keys(), self.key.galois_keys(self._steps()))
-        self.key_bytes = keys.size
-        self._relin = self.context.relin_keys(keys.relin)
-        self._galois = self.context.galois_keys(keys.galois)
+        words = self.key.switching_words(self._steps())
+        self.key_bytes = words.nbytes
+        self._relin, self._galois = self.context.switching_keys(words, self._steps())
 
     def plaintext_logits(self, X: Array) -> Array:
-        """The same polynomial network in the clear, (n, K)."""
+        """The plaintext logits of the same polynomial network, (n, K)."""
         out: Array = self.activation(self.mlp.hidden(X)) @ self.mlp.W2.T + self.mlp.b2
         return out
 
     def encrypt(self, X: Array) -> list[Any]:
-        """At most `batch` samples, one ciphertext per chunk of features."""
+        """Encrypt at most `batch` samples, one ciphertext per chunk of features."""
         if len(X) > self.batch:
             raise InputError(f"{len(X)} samples, one batch holds {self.batch}")
         rows = np.zeros((self.batch, self.chunks * self.span))
@@ -140,11 +138,11 @@ class PaperCircuit:
         ]
 
     def decrypt(self, replies: list[Any], n: int) -> Array:
-        """Logits (n, K) from one ciphertext per class."""
+        """Decrypt one ciphertext per class to logits (n, K)."""
         return np.stack([self.key.decrypt(reply)[:n] for reply in replies], axis=1)
 
     def evaluate(self, inputs: list[Any]) -> list[Any]:
-        """One ciphertext per class."""
+        """Evaluate the network; returns one ciphertext per class."""
         start = time.process_time()
         hidden = self._product(inputs)
         middle = time.process_time()
@@ -184,7 +182,7 @@ class PaperCircuit:
         if self.activation.degree <= 3:
             return low
         fourth = self._multiply(square, square)
-        # The upper half is given the scale that its product with x4 brings back to the common one.
+        # Choose the scale of the upper half so that its product with x4 has the common scale.
         high = self._cubic(x, square, c[4:], self.scale * self._prime(3) / fourth.scale())
         # On a symmetric interval the odd part of a ReLU is x/2, and the upper half may be the constant c4 alone.
         top = self._scaled(fourth, c[4], self.scale, 3) if high is None else self._multiply(high, fourth)
@@ -197,7 +195,7 @@ class PaperCircuit:
         return top
 
     def _cubic(self, x: Any, square: Any, c: Sequence[float], scale: float) -> Any:
-        """c0 + c1 x + c2 x^2 + (c3 x) x^2 two levels below x, at the given scale; None if only c0 is left of it."""
+        """c0 + c1 x + c2 x^2 + (c3 x) x^2 two levels below x, at the given scale; None if only c0 remains."""
         evaluator, level = self.context.evaluator, 3
         terms = []
         left = self._scaled(x, c[3], scale * self._prime(2) / square.scale(), 1)
@@ -221,7 +219,7 @@ class PaperCircuit:
         out = evaluator.multiply_plain(active, self._classes[k])
         self.counts.ct_pt += 1
         if self.activation == SQUARE:
-            # The square still has its own scale; only the bias must follow it.
+            # The square still has its own scale; only the bias must match it.
             self._rescale(out, out.scale() / self._prime(self._output_level))
         else:
             self._rescale(out, self.scale)
@@ -246,7 +244,7 @@ class PaperCircuit:
         return out
 
     def _scaled(self, x: Any, factor: float, scale: float, level: int) -> Any:
-        """factor * x, rescaled to exactly `scale`; None where the factor rounds to zero at its scale."""
+        """factor * x, rescaled to exactly `scale`; None if the factor rounds to zero at its scale."""
         plain_scale = scale * self._prime(level) / x.scale()
         if abs(factor) * plain_scale < 0.5:
             return None

@@ -1,14 +1,15 @@
-"""The only file that imports the SEAL binding: contexts, keys, and ciphertexts as arrays of residues.
+"""The SEAL backend (`layouts.backend`): contexts, keys, and ciphertexts as arrays of residues.
 
-Decides how a ciphertext's raw bytes are read and rebuilt, and refuses a SEAL whose bytes might lie differently. All
-cryptography is SEAL's; what is computed on the residues is left to `batch`, `packed` and `paper`.
+Only this file imports the SEAL binding. It reads and writes the raw bytes of ciphertexts, and rejects a SEAL version
+whose byte layout may differ. SEAL does all cryptography.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from functools import cache
+from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,21 @@ import seal
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
-from quad4fhe.circuit.chain import Chain, chain
-from quad4fhe.circuit.error import transform_share
-from quad4fhe.errors import Quad4FHEError
-from quad4fhe.he.encoding import Encoder, values_of
+from quad4fhe.errors import MissingExtraError, Quad4FHEError
+from quad4fhe.he.seal_bytes import HEADER, MAGIC, PLAIN_HEADER, WANTED, ciphertext_header, modulo, plain_header
 from quad4fhe.he.secrecy import forbid_core_dumps
+from quad4fhe.he.seeded import SeededEncryptor, Seeds
+from quad4fhe.layouts.encoding import Encoder, values_of
+from quad4fhe.layouts.lift.arithmetic import Arithmetic, compiled
+from quad4fhe.layouts.masks import expand
+from quad4fhe.layouts.residues import KernelName
+from quad4fhe.planning.chains import Chain, chain
+from quad4fhe.planning.noise import transform_share
 
 Words = NDArray[np.uint64]
 
-WANTED = (4, 4)  # the SEAL release whose byte layout this file knows
-_HEADER = 113
-_SECRET_HEADER = _PLAIN_HEADER = 88
-_AT_ONCE = 4  # polynomials that are transformed together: more only allocate more
-_MAGIC = 0xA15E
+_SECRET_HEADER = 88
+_AT_ONCE = 4  # polynomials per transform; more would only take more memory
 
 
 class SealError(Quad4FHEError):
@@ -47,38 +50,64 @@ class Context:
         self.evaluator = seal.Evaluator(self.seal)
         self.parms_id = self.seal.first_parms_id()
 
+    def exact(self, kernel: KernelName = "auto") -> Arithmetic:
+        """Exact arithmetic on residues: compiled if numba is installed and wanted, else by SEAL's calls."""
+        from quad4fhe.he.seal_arithmetic import SealArithmetic  # which needs this module
+
+        found = None if kernel == "numpy" else compiled(self.chain)
+        if found is None and kernel == "numba":
+            raise MissingExtraError("numba", "fast", "the compiled residue kernels")
+        return found or SealArithmetic(self)
+
+    @cached_property
+    def zero_plain(self) -> Any:
+        """The plaintext zero."""
+        return self.plaintext(np.zeros((len(self.chain.primes), self.chain.ring), dtype=np.uint64), 1.0)
+
+    def zero_encryptor(self, seed: bytes, first: Words) -> Callable[[], Words]:
+        """Return a function that makes fresh encryptions of zero (2, primes, N) under a client's public key.
+
+        The second half is expanded here: a client could choose zero, and then the encryptions would hide nothing.
+        """
+        every, ring = self.chain.every, self.chain.ring
+        second = expand(seed, "key", 1, every, ring)[0]
+        body = np.ascontiguousarray(np.stack([first, second]), dtype="<u8")
+        header = ciphertext_header(self.seal.key_context_data().parms_id(), 2, len(every), ring, 1.0)
+        encryptor = seal.Encryptor(self.seal, self.seal.from_public_str(header + body.tobytes()))
+        return lambda: words(encryptor.encrypt_zero())
+
     def encode(self, values: Array, scale: float, parms_id: Any = None) -> Any:
-        """A plaintext at the first level, or switched down to `parms_id` (the binding encodes at the top only)."""
+        """Encode at the first level, or switch down to `parms_id`; the binding encodes only at the first level."""
         plain = self.encoder.encode(np.ascontiguousarray(values, dtype=np.float64), scale)
         if parms_id is not None and parms_id != self.parms_id:
             self.evaluator.mod_switch_to_inplace(plain, parms_id)
         return plain
 
     def dithered(self, values: Array, scale: float, drops: int = 0, reach: float | None = None) -> list[Any]:
-        """Plaintexts of real slots (r, N/2), rounded at random.
+        """Encode real slots (r, N/2) into plaintexts with random rounding.
 
-        `reach` is a bound of the slots that is known beforehand. A client gives that of its plan's box: the two ways
-        below take different times, which a server can measure, so a sample must not choose between them.
+        `reach` bounds the slots. A client passes the bound of its plan's box: the two ways below take different times,
+        which a server can measure, so the choice between them must not depend on the samples.
 
-        SEAL's encoder transforms and rounds; it is given slots that lie within its own error of whole coefficients, so
-        it can't round otherwise. Where they are too large for that, the coefficients are transformed directly.
+        SEAL's encoder transforms and rounds. Its input here is so close to whole coefficients that it rounds to exactly
+        those. If the coefficients are too large for that, they are transformed directly.
         """
         whole, added = self.dithering.encode(values, scale)
         if reach is None:
             size = float(np.abs(whole).max(initial=0.0))
             norm = size * math.sqrt(self.chain.ring)
-        else:  # no norm of coefficients exceeds the largest slot
+        else:  # the norm of the coefficients is at most the largest slot
             size = norm = reach * scale + math.sqrt(self.chain.ring)
         if drops == 0 and norm * transform_share(self.chain.ring) < 0.25:
-            # The binding reads memory as it lies, whatever an array's strides are.
+            # The binding ignores the strides of an array, so it must be contiguous.
             near = np.ascontiguousarray(values + values_of(added) / scale)
             return [self.encoder.encode_complex(row, scale) for row in near]
         return [self.plaintext(words, scale, drops) for words in self.residues(whole, drops, size)]
 
     def residues(self, coefficients: Array, drops: int = 0, size: float | None = None) -> Words:
-        """Whole coefficients (r, N), as doubles, to residues in NTT form (r, primes, N); SEAL transforms them.
+        """Transform whole coefficients (r, N), as doubles, to residues in NTT form (r, primes, N), with SEAL.
 
-        None of them is larger than `size`, by default the largest. Polynomials that are zero take as long as others.
+        `size` bounds the coefficients, by default by the largest. Zero polynomials take as long as others.
         """
         primes = self.chain.primes[: len(self.chain.primes) - drops]
         out = np.empty((len(coefficients), len(primes), self.chain.ring), dtype=np.uint64)
@@ -86,11 +115,11 @@ class Context:
         zero: NDArray[np.bool_] = np.all(coefficients == 0, axis=1)
         for start in range(0, len(coefficients), _AT_ONCE):
             rows = np.arange(start, min(start + _AT_ONCE, len(coefficients)))
-            # SEAL takes two polynomials or more, and none of them may be zero: one stands in for it.
+            # SEAL needs two polynomials or more, and none may be zero: repeat a single one, replace zero with one.
             pair = rows if len(rows) > 1 else np.repeat(rows, 2)
             given = coefficients[pair]
             given[zero[pair], 0] = 1.0
-            words = _modulo(given, primes, limit)
+            words = modulo(given, primes, limit)
             transformed = _to_ciphertext(self.seal, self.level(drops), words, 1.0, ntt=False)
             self.evaluator.transform_to_ntt_inplace(transformed)
             out[rows] = _words(transformed)[: len(rows)]
@@ -98,13 +127,13 @@ class Context:
         return out
 
     def plaintext(self, words: Words, scale: float, drops: int = 0) -> Any:
-        """A plaintext from its residues (primes, N) in NTT form."""
+        """Make a plaintext from its residues (primes, N) in NTT form."""
         out = seal.Plaintext()
-        out.load_bytes(self.seal, _plain_header(self.level(drops), words.size, scale) + words.tobytes())
+        out.load_bytes(self.seal, plain_header(self.level(drops), words.size, scale) + words.tobytes())
         return out
 
     def level(self, drops: int) -> Any:
-        """The parms_id after `drops` primes were dropped from the end of the chain."""
+        """The parms_id of the chain without its last `drops` primes."""
         data = self.seal.get_context_data(self.parms_id)
         for _ in range(drops):
             data = data.next_context_data()
@@ -114,18 +143,68 @@ class Context:
         """Rebuild a ciphertext from canonical residues (polynomials, primes, N); SEAL checks them again."""
         return _to_ciphertext(self.seal, self.level(drops), words, scale)
 
-    def relin_keys(self, data: bytes) -> Any:
-        """Read relinearisation keys; raises ValueError or RuntimeError on bytes that are not a valid key."""
-        return self.seal.from_relin_str(data)
+    def transformed(self, words: Words, *, back: bool) -> Words:
+        """Transform two or more polynomials (primes, N), the second not zero, to NTT form or `back` to coefficients."""
+        turned = _to_ciphertext(self.seal, self.parms_id, words, 1.0, ntt=back)
+        step = self.evaluator.transform_from_ntt_inplace if back else self.evaluator.transform_to_ntt_inplace
+        step(turned)
+        return _words(turned)
 
-    def galois_keys(self, data: bytes) -> Any:
-        """Read Galois keys; raises ValueError or RuntimeError on bytes that are not a valid key."""
-        return self.seal.from_galois_str(data)
+    def words(self, x: Any) -> Words:
+        """The residues (polynomials, primes, N) of a ciphertext, read-only."""
+        return words(x)
+
+    def is_zero(self, plain: Any) -> bool:
+        """Whether a plaintext is zero."""
+        return bool(plain.is_zero())
+
+    def scaled(self, x: Any, scale: float) -> Any:
+        """Set the scale of a ciphertext, in place."""
+        x.scale(scale)
+        return x
+
+    def add(self, x: Any, y: Any) -> Any:
+        """Add y to x in place, at the scale of x."""
+        y.scale(x.scale())
+        self.evaluator.add_inplace(x, y)
+        return x
+
+    def add_plain(self, x: Any, plain: Any) -> Any:
+        """Add a plaintext to x in place."""
+        self.evaluator.add_plain_inplace(x, plain)
+        return x
+
+    def multiply_plain(self, x: Any, plain: Any) -> Any:
+        """A new ciphertext x * plain."""
+        return self.evaluator.multiply_plain(x, plain)
+
+    def rescale(self, x: Any) -> Any:
+        """Divide x by the last prime of its chain, in place."""
+        self.evaluator.rescale_to_next_inplace(x)
+        return x
+
+    def square(self, x: Any, keys: tuple[Any, Any]) -> Any:
+        """A new ciphertext x * x, relinearised."""
+        out = self.evaluator.square(x)
+        self.evaluator.relinearize_inplace(out, keys[0])
+        return out
+
+    def rotate(self, x: Any, step: int, keys: tuple[Any, Any]) -> Any:
+        """A new ciphertext with the slots of x rotated left by `step`."""
+        return self.evaluator.rotate_vector(x, step, keys[1])
+
+    def switching_keys(self, words: Words, steps: list[int]) -> tuple[Any, Any]:
+        """Make relinearisation and Galois keys from residues (1 + steps, primes, 2, primes + 1, N).
+
+        The framing that SEAL reads is made here; none of it comes from the sender.
+        """
+        relin = self.seal.from_relin_str(self._switching_bytes(words[:1], [0], single=True))
+        return relin, self.seal.from_galois_str(self._switching_bytes(words[1:], steps))
 
     def switching_words(self, data: bytes, steps: list[int], *, single: bool = False) -> Words:
-        """The residues (steps, primes, 2, primes + 1, N) of serialised Galois keys, or relinearisation keys (`single`).
+        """Read residues (steps, primes, 2, primes + 1, N) from Galois keys, or relinearisation keys (`single`).
 
-        The framing between them is known from the chain and the steps; bytes that differ anywhere else are refused.
+        The chain and the steps determine the framing between residues; raises SealError if it differs.
         """
         shape = self._switching_shape(len(steps))
         out = np.empty(shape, dtype=np.uint64)
@@ -140,11 +219,11 @@ class Context:
                 out[place] = words.reshape(shape[2:])
                 start += words.nbytes
         if not whole:
-            raise SealError("SEAL's key bytes do not lie where this library reads them; report the SEAL build")
+            raise SealError("SEAL's key bytes do not have the layout this library expects; report the SEAL build")
         return out
 
-    def switching_bytes(self, words: Words, steps: list[int], *, single: bool = False) -> bytes:
-        """What `switching_words` read, serialised as SEAL reads it."""
+    def _switching_bytes(self, words: Words, steps: list[int], *, single: bool = False) -> bytes:
+        """Serialise the result of `switching_words` for SEAL."""
         pieces, _ = self._framing(steps, single)
         out = []
         for piece, place in pieces:
@@ -158,17 +237,17 @@ class Context:
         return keys, primes, 2, primes + 1, self.chain.ring
 
     def _framing(self, steps: list[int], single: bool) -> tuple[list[tuple[bytes, tuple[int, int] | None]], int]:
-        """Pieces of SEAL's framing, each with the place of the residues that follow it; and the length of it all."""
+        """SEAL's framing in pieces, each with the index of the residues that follow it; and the total length."""
         _, primes, size, every, ring = self._switching_shape(len(steps))
         parms_id = self.seal.key_context_data().parms_id()
         # A Galois key lies at the index of its automorphism x -> x^(3^step).
         index = {0: 0} if single else {(pow(3, step, 2 * ring) - 1) // 2: i for i, step in enumerate(steps)}
         rows = 1 if single else ring
-        body = _header(parms_id, size, every, ring, 1.0)
+        body = ciphertext_header(parms_id, size, every, ring, 1.0)
         one = len(body) + 8 * size * every * ring
         total = 16 + 32 + 8 + 8 * rows + len(steps) * primes * one
         pieces: list[tuple[bytes, tuple[int, int] | None]] = []
-        pending = struct.pack("<HBBBBHQ4QQ", _MAGIC, 16, *WANTED, 0, 0, total, *parms_id, rows)
+        pending = struct.pack("<HBBBBHQ4QQ", MAGIC, 16, *WANTED, 0, 0, total, *parms_id, rows)
         for row in range(rows):
             if row not in index:
                 pending += struct.pack("<Q", 0)
@@ -181,7 +260,7 @@ class Context:
 
 
 class SecretKey:
-    """A secret key and what only its holder can do: fresh, or from the bytes that `keys` kept on the client's disk."""
+    """A secret key, fresh or from the bytes that `keys` stored, and the operations that need it."""
 
     def __init__(self, context: Context, kept: bytes | None = None) -> None:
         forbid_core_dumps()
@@ -190,14 +269,15 @@ class SecretKey:
         self._key = self._generator.secret_key()
         self._encryptor = seal.Encryptor(context.seal, self._key)
         self._decryptor = seal.Decryptor(context.seal, self._key)
+        self._seeds = Seeds()
 
     @staticmethod
     def size(chain: Chain) -> int:
-        """How many bytes `to_bytes` gives."""
+        """The number of bytes that `to_bytes` returns."""
         return _SECRET_HEADER + 8 * len(chain.every) * chain.ring
 
     def to_bytes(self) -> bytes:
-        """The secret itself, for `keys` to keep; no message can carry it."""
+        """The secret itself, for `keys` to store; no message can carry it."""
         out: bytes = self._key.to_string()
         return out
 
@@ -209,38 +289,69 @@ class SecretKey:
         """Encrypt a plaintext symmetrically: residues (2, primes, N)."""
         return words(self._encryptor.encrypt_symmetric(plain))
 
+    def seeded(self) -> SeededEncryptor:
+        """An encryptor with a fresh public seed, from which the second halves of its ciphertexts follow."""
+        return SeededEncryptor(self._seeds, self.encrypt_plain, self._rebased, self.context.chain.primes)
+
+    def seeded_zeros(self, count: int) -> tuple[bytes, Words]:
+        """Make encryptions of zero under a fresh public seed; returns it and their first halves (count, primes, N)."""
+        fresh = self.seeded()
+        return fresh.seed, np.stack([fresh.encrypt(self.context.zero_plain) for _ in range(count)])
+
+    def seeded_public_key(self) -> tuple[bytes, Words]:
+        """Make a public key with its second half from a fresh public seed; returns it and the first (all primes, N)."""
+        every, ring = self.context.chain.every, self.context.chain.ring
+        seed = self._seeds.fresh()
+        masks = expand(seed, "key", 1, every, ring)
+        made = self._generator.create_public_key().to_string()
+        whole = np.frombuffer(made, dtype="<u8", offset=HEADER).reshape(1, 2, len(every), ring)
+        return seed, self._rebased(whole, masks)[0]
+
+    def _rebased(self, made: Words, masks: Words) -> Words:
+        """c0 + (c1 - mask) s; whoever sees `made` as well can solve for the secret."""
+        return self.context.exact().rebased(made, masks, self._values)
+
+    @cached_property
+    def _values(self) -> Words:
+        """The secret modulo every prime, in NTT form."""
+        every, ring = self.context.chain.every, self.context.chain.ring
+        return np.frombuffer(self.to_bytes(), dtype="<u8", offset=_SECRET_HEADER).reshape(len(every), ring)
+
+    @cached_property
+    def ternary(self) -> NDArray[np.int8]:
+        """The secret's coefficients (N,), each -1, 0 or 1, for layouts that decrypt single coefficients."""
+        q = self.context.chain.primes[0]
+        found = self.context.exact().from_ntt(self._values[None, : len(self.context.chain.primes)])[0, 0]
+        return np.where(found == q - 1, -1, found.astype(np.int64)).astype(np.int8)
+
     def decrypt(self, ciphertext: Any) -> Array:
-        """The N/2 slots of a ciphertext."""
+        """Decrypt the N/2 slots of a ciphertext."""
         slots: Array = self.context.encoder.decode(self._decryptor.decrypt(ciphertext))
         return slots
 
-    def relin_keys(self) -> bytes:
-        """Relinearisation keys, serialised without compression."""
-        out: bytes = self._generator.create_relin_keys().to_string()
-        return out
-
-    def galois_keys(self, steps: list[int]) -> bytes:
-        """Galois keys for the given rotation steps alone, serialised without compression."""
-        keys = seal.GaloisKeys()
-        self._generator.create_galois_keys(steps, keys)
-        out: bytes = keys.to_string()
-        return out
+    def switching_words(self, steps: list[int]) -> Words:
+        """Make relinearisation and Galois keys, as residues (1 + steps, primes, 2, primes + 1, N)."""
+        relin = self._generator.create_relin_keys().to_string()
+        galois = seal.GaloisKeys()
+        self._generator.create_galois_keys(steps, galois)
+        read = self.context.switching_words
+        return np.concatenate([read(relin, [0], single=True), read(galois.to_string(), steps)])
 
 
 def words(ciphertext: Any) -> Words:
     """The residues of a ciphertext, shape (polynomials, primes, N), read-only."""
     shape = (ciphertext.size(), ciphertext.coeff_modulus_size(), ciphertext.poly_modulus_degree())
-    return np.frombuffer(ciphertext.to_string(), dtype="<u8", offset=_HEADER).reshape(shape)
+    return np.frombuffer(ciphertext.to_string(), dtype="<u8", offset=HEADER).reshape(shape)
 
 
 _words = words  # inside methods whose arguments have that name
 
 
 def _invertible(context: Context) -> Any:
-    """A generator with a fresh key; where keys are switched, one that is a unit modulo every prime.
+    """Make a generator with a fresh key; if the chain switches keys, the key is a unit modulo every prime.
 
-    All but one key in 2^27 are. The bound of layout packed needs it: then what a key switch rounds is even modulo the
-    special prime.
+    All but one key in 2^27 are units. The bound of layout packed needs this: with a unit, the value that a key switch
+    rounds is uniform modulo the special prime.
     """
     while True:
         generator = seal.KeyGenerator(context.seal)
@@ -258,48 +369,12 @@ def _is_unit(key: bytes) -> bool:
     return bool(np.frombuffer(key, dtype="<u8", offset=_SECRET_HEADER).all())
 
 
-def _modulo(coefficients: Array, primes: tuple[int, ...], size: float) -> Words:
-    """Whole doubles (r, N), none larger than `size`, to canonical residues (r, primes, N)."""
-    out = np.empty((len(coefficients), len(primes), coefficients.shape[1]), dtype=np.uint64)
-    exact = size < 2.0**52
-    for place, q in enumerate(primes):
-        if exact and q >= 2**52:
-            left = coefficients.astype(np.int64)
-            out[:, place] = np.where(left < 0, left + q, left)
-        elif exact:
-            # The quotient may be off by one, the difference is exact: every number here is below 2^53.
-            rest = coefficients - np.floor(coefficients * (1.0 / q)) * float(q)
-            rest += np.where(rest < 0, float(q), 0.0)
-            rest -= np.where(rest >= q, float(q), 0.0)
-            out[:, place] = rest
-        elif size < 2.0**63:
-            out[:, place] = np.mod(coefficients.astype(np.int64), np.int64(q))
-        else:
-            flat = [int(c) % q for c in coefficients.ravel().tolist()]
-            out[:, place] = np.array(flat, dtype=np.uint64).reshape(coefficients.shape)
-    return out
-
-
 def _to_ciphertext(context: Any, parms_id: Any, residues: NDArray[Any], scale: float, *, ntt: bool = True) -> Any:
     size, primes, ring = residues.shape
     body = np.ascontiguousarray(residues, dtype="<u8").tobytes()
     ciphertext = seal.Ciphertext()
-    ciphertext.load_bytes(context, _header(parms_id, size, primes, ring, scale, ntt=ntt) + body)
+    ciphertext.load_bytes(context, ciphertext_header(parms_id, size, primes, ring, scale, ntt=ntt) + body)
     return ciphertext
-
-
-def _plain_header(parms_id: Any, count: int, scale: float) -> bytes:
-    outer = struct.pack("<HBBBBHQ", _MAGIC, 16, *WANTED, 0, 0, _PLAIN_HEADER + 8 * count)
-    inner = struct.pack("<HBBBBHQQ", _MAGIC, 16, *WANTED, 0, 0, 24 + 8 * count, count)
-    return outer + struct.pack("<4QQd", *parms_id, count, scale) + inner
-
-
-def _header(parms_id: Any, size: int, primes: int, ring: int, scale: float, *, ntt: bool = True) -> bytes:
-    count = size * primes * ring
-    outer = struct.pack("<HBBBBHQ", _MAGIC, 16, *WANTED, 0, 0, _HEADER + 8 * count)
-    fields = struct.pack("<4Q?QQQdQ", *parms_id, ntt, size, ring, primes, scale, 1)
-    inner = struct.pack("<HBBBBHQQ", _MAGIC, 16, *WANTED, 0, 0, 24 + 8 * count, count)
-    return outer + fields + inner
 
 
 def _make(chain: Chain) -> Any:
@@ -319,10 +394,10 @@ def found_version() -> str:
 
 @cache
 def check_layout() -> None:
-    """Check once that SEAL's raw bytes lie where this file reads them; raise SealError if not.
+    """Check once that SEAL's byte layout is the one this file expects; raise SealError if not.
 
-    Own header and residues must equal SEAL's bytes exactly, and a ciphertext changed on the residues (doubled) must
-    decrypt to the doubled values: offsets, order of polynomials and primes, and NTT form are all in that one check.
+    The header and residues written here must equal SEAL's bytes exactly, and a ciphertext with doubled residues must
+    decrypt to doubled values. This checks offsets, the order of polynomials and primes, and the NTT form at once.
     """
     found = found_version()
     if tuple(found.split(".")[:2]) != tuple(map(str, WANTED)):
@@ -340,12 +415,27 @@ def check_layout() -> None:
     primes = np.array(small.primes, dtype=np.uint64)[None, :, None]
     rebuilt = _to_ciphertext(context, context.first_parms_id(), residues, 2.0**24)
     if rebuilt.to_string() != ciphertext.to_string() or (residues >= primes).any():
-        raise SealError("SEAL's ciphertext bytes do not lie where this library reads them; report the SEAL build")
+        raise SealError("SEAL's ciphertext bytes do not have the layout this library expects; report the SEAL build")
     doubled = _to_ciphertext(context, context.first_parms_id(), residues * np.uint64(2) % primes, 2.0**24)
     seen = encoder.decode(seal.Decryptor(context, key).decrypt(doubled))
     if np.abs(seen - 2 * values).max() > 1e-2:
         raise SealError("arithmetic on SEAL's residues does not decrypt to the right values; report the SEAL build")
     plain = encoder.encode(values, 2.0**24)
-    words_in = np.frombuffer(plain.to_bytes(), dtype="<u8", offset=_PLAIN_HEADER)
-    if _plain_header(context.first_parms_id(), words_in.size, 2.0**24) + words_in.tobytes() != plain.to_bytes():
+    words_in = np.frombuffer(plain.to_bytes(), dtype="<u8", offset=PLAIN_HEADER)
+    if plain_header(context.first_parms_id(), words_in.size, 2.0**24) + words_in.tobytes() != plain.to_bytes():
         raise SealError("SEAL's plaintext bytes do not lie where this library reads them; report the SEAL build")
+
+
+class SealBackend:
+    """SEAL as a `layouts.backend.Backend`."""
+
+    name = "SEAL"
+    # The binding turns C++ exceptions into these. A MemoryError is not the client's fault and is not caught.
+    errors: tuple[type[Exception], ...] = (ValueError, RuntimeError, IndexError, ArithmeticError, SealError)
+
+    def context(self, chain: Chain) -> Context:
+        """A context for one chain."""
+        return Context(chain)
+
+
+BACKEND = SealBackend()

@@ -1,7 +1,6 @@
-"""What the operating system must do for a secret: keep it out of core dumps, and out of files that others can change.
+"""Protect secrets with the operating system: no core dumps, and only private files for passphrases.
 
-A passphrase file decides which key is opened, so it is held to the rules of the key file itself: nobody else may read
-it, write it or put another file in its place.
+A passphrase file must satisfy the same rules as a key file: only its owner may read, write or replace it.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _SET_DUMPABLE = 4  # prctl(2)
 
 @cache
 def forbid_core_dumps() -> None:
-    """Keep this process out of core dumps from now on; called before a secret key is in memory.
+    """Disable core dumps of this process; call it before a secret key is in memory.
 
-    It stays so, since freed memory may still hold copies of the key. The limit alone would not do on Linux: where core
-    dumps are piped to a program the kernel ignores it, hence the second call, which also keeps debuggers of the same
-    user away.
+    They stay disabled, because freed memory may still hold copies of the key. On Linux the limit alone is not enough:
+    the kernel ignores it if core dumps are piped to a program. So a second call disables them there, which also keeps
+    out debuggers of the same user.
     """
     if os.name != "posix":
-        return  # other systems have no core files; crash reports there are the administrator's choice
+        return  # other systems have no core files; the administrator configures their crash reports
     import resource
 
     with suppress(ValueError, OSError):
@@ -40,7 +39,7 @@ def forbid_core_dumps() -> None:
 
 
 def private_line(path: Path, what: str) -> str:
-    """The first line of a file that nobody else can read, write or replace; raises InputError for any other."""
+    """Read the first line of a file that only its owner can read, write or replace; else raise InputError."""
     checked = os.name == "posix" and not _own_descriptor(path)
     try:
         if checked and path.is_symlink():
@@ -62,7 +61,7 @@ def private_line(path: Path, what: str) -> str:
 
 
 def _own_descriptor(path: Path) -> bool:
-    """Whether this names one of the process's own descriptors (/dev/fd/3, a shell's <(...)), which has no name."""
+    """Whether the path is a descriptor of this process (/dev/fd/3, or <(...) in a shell) and not a named file."""
     return os.path.realpath(path.parent) in (f"/proc/{os.getpid()}/fd", "/dev/fd")
 
 

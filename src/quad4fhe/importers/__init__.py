@@ -1,36 +1,102 @@
 """Read a trained model from a file or a framework into an `MLP`.
 
-Decides which importer a file suffix belongs to; each importer, one per file, decides what it can take. None of them
-runs code from a model file: no pickle, no graph execution.
+A format is one file of this package and one line of `IMPORTERS`; other packages add formats by the entry-point group
+`quad4fhe.importers`. No importer runs code of a model file: no pickle, no graph execution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from quad4fhe._registry import Registry
 from quad4fhe.errors import InputError
-from quad4fhe.importers.arrays import from_npz, from_safetensors
-from quad4fhe.importers.onnx import from_onnx
-from quad4fhe.importers.sklearn import from_sklearn
-from quad4fhe.importers.torch import from_torch, from_torch_file
+from quad4fhe.io.formats import format_of
 from quad4fhe.mlp import MLP
 
-__all__ = ["from_npz", "from_onnx", "from_safetensors", "from_sklearn", "from_torch", "from_torch_file", "load"]
 
-_BY_SUFFIX: dict[str, Callable[[str | Path], MLP]] = {
-    ".npz": from_npz,
-    ".safetensors": from_safetensors,
-    ".onnx": from_onnx,
-    ".pt": from_torch_file,
-    ".pth": from_torch_file,
-}
+@dataclass(frozen=True)
+class Importer:
+    """One source of trained models.
+
+    Parameters
+    ----------
+    words
+        What it reads, for people: "an ONNX graph".
+    suffixes
+        Suffixes of the files that `read_file` takes.
+    packages
+        Top-level packages of the objects that `read_object` takes; they are compared by name and not imported.
+    extra
+        The optional part of quad4fhe that it needs, if any.
+    read_file
+        Reads a file; raises InputError if it holds no model that quad4fhe supports.
+    read_object
+        Converts an object of the framework.
+    options
+        The options of `load` that both take as keywords: "activation", "binary", "split", "example".
+    """
+
+    words: str
+    suffixes: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    extra: str | None = None
+    read_file: Callable[..., MLP] | None = None
+    read_object: Callable[..., MLP] | None = None
+    options: tuple[str, ...] = ()
 
 
-def load(path: str | Path) -> MLP:
-    """Read a model file; the suffix says how (.npz, .safetensors, .onnx, .pt, .pth)."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in _BY_SUFFIX:
-        came = f"the suffix {suffix!r} is not one of a model file" if suffix else "the file name has no suffix"
-        raise InputError(f"{path}: {came}, wanted {', '.join(_BY_SUFFIX)}; save or export the model as one of these")
-    return _BY_SUFFIX[suffix](path)
+IMPORTERS: Registry[Importer] = Registry(
+    "importer",
+    {
+        "arrays": "quad4fhe.importers.arrays:IMPORTER",
+        "onnx": "quad4fhe.importers.onnx:IMPORTER",
+        "torch": "quad4fhe.importers.torch:IMPORTER",
+        "sklearn": "quad4fhe.importers.sklearn:IMPORTER",
+    },
+    group="quad4fhe.importers",
+)
+
+
+_OPTIONS = {"activation": None, "binary": False, "split": "auto", "example": None}
+_PICKLES = (".joblib", ".pkl", ".pickle")
+
+
+def load(source: str | Path | Any, **options: Any) -> MLP:
+    """Read a model file, whose suffix says how, or convert an object of a framework; see `MLP.load`."""
+    given = {name: value for name, value in options.items() if value is not None and value != _OPTIONS[name]}
+    if not isinstance(source, str | Path):
+        return _converted(source, given)
+    if Path(source).suffix.lower() in _PICKLES:
+        raise InputError(
+            f"{source}: a pickle can run any code when it is opened, so it is never read. Convert it where you trust "
+            f"it, in Python: import joblib, quad4fhe; "
+            f"quad4fhe.MLP.from_sklearn(joblib.load({Path(source).name!r})).save('model.safetensors')"
+        )
+    fix = "save or export the model as one of these"
+    found = format_of(source, IMPORTERS, "a model file", fix)
+    assert found.read_file is not None, "an importer with suffixes reads files"
+    return found.read_file(source, **_accepted(found, given))
+
+
+def _accepted(entry: Importer, given: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given; refuses those that mean nothing to the importer."""
+    for name in given:
+        if name not in entry.options:
+            hint = ", ".join(f"--{each}" for each in entry.options if each != "example") or "none"
+            raise InputError(f"--{name} does not apply to {entry.words}; leave it out (it takes {hint})")
+    return given
+
+
+def _converted(source: Any, given: dict[str, Any]) -> MLP:
+    packages = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
+    for look_further in (False, True):
+        if look_further:
+            IMPORTERS.discover()
+        for entry in IMPORTERS:
+            if entry.read_object is not None and packages & set(entry.packages):
+                return entry.read_object(source, **_accepted(entry, given))
+    wanted = ", ".join(entry.words for entry in IMPORTERS)
+    raise InputError(f"the model is a {type(source).__name__}, wanted a path or one of: {wanted}; export it to ONNX")

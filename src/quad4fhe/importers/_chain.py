@@ -1,7 +1,7 @@
-"""Fold what a framework wrote around its one ReLU into W1, b1, W2, b2, in float64.
+"""Fold the affine layers around one activation into W1, b1, W2, b2, in float64.
 
-Decides what folds: any affine maps on either side of exactly one ReLU. Reading a framework's layers and naming them
-in errors (the `label`) is left to the importer of that framework.
+Any affine maps on either side of exactly one activation fold. Importers read a framework's layers and name them in
+error messages (the `label`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, tensor
+from quad4fhe.activations import RELU, Activation
+from quad4fhe.deep import DeepMLP
 from quad4fhe.errors import InputError
 from quad4fhe.mlp import MLP
 
@@ -29,7 +31,7 @@ class _Affine:
 
     def after(self, inner: _Affine) -> _Affine:
         """The one map that applies `inner`, then this."""
-        # Overflow shows up as an infinite weight, which MLP refuses by name.
+        # An overflow gives an infinite weight, which MLP rejects by name.
         with np.errstate(over="ignore", invalid="ignore"):
             if not self.dense:
                 scale = self.weight[:, None] if inner.dense else self.weight
@@ -39,22 +41,23 @@ class _Affine:
             return _Affine(weight, shift + self.bias)
 
 
+_LAYERS = "linear layer, activation (such as ReLU), linear layer"
 _IDENTITY = _Affine(np.ones(1), np.zeros(1))
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A model read so far, from its input on: one affine map, and a second one once its ReLU was met.
+    """The part of a model read so far: one affine map, and another one after each activation.
 
-    Chains are immutable, so a graph that branches holds one per branch, and two branches with the same chain take
-    the same decisions.
+    Chains are immutable: a graph that branches holds one per branch, and two branches with the same chain decide alike.
     """
 
     maps: tuple[_Affine, ...] = (_IDENTITY,)
+    activation: Activation = RELU
 
     @property
     def width(self) -> int | None:
-        """How many values come out so far; None while nothing has fixed it."""
+        """The number of values so far; None while no layer has fixed it."""
         for part in reversed(self.maps):
             if part.weight.size > 1 or part.dense:
                 return int(part.weight.shape[0])
@@ -62,13 +65,13 @@ class Chain:
 
     @property
     def started(self) -> bool:
-        """Whether a weight matrix was met, so that the input width is fixed."""
+        """Whether there is a weight matrix, so that the input width is fixed."""
         return self.maps[0].dense
 
     @property
     def complete(self) -> bool:
-        """Whether this is a whole classifier: matrix, ReLU, matrix."""
-        return len(self.maps) == 2 and self.maps[1].dense
+        """Whether this is a whole classifier: matrix, activation, matrix."""
+        return len(self.maps) >= 2 and self.maps[-1].dense
 
     def linear(self, label: str, weight: ArrayLike, bias: ArrayLike | None = None) -> Chain:
         """Append a layer with weight (out, in) and bias (out,), zero where None."""
@@ -113,24 +116,31 @@ class Chain:
         slope = weight / np.sqrt(spread + eps)
         return self.scale(label, slope, offset - slope * centre)
 
-    def relu(self, label: str) -> Chain:
-        """Append the ReLU; there may be one only."""
-        if len(self.maps) == 2:
-            raise InputError(f"{label} is the second ReLU, but only one hidden layer is supported")
+    def activate(self, label: str, activation: Activation = RELU) -> Chain:
+        """Append the activation; several are allowed if all are the ReLU."""
+        if len(self.maps) >= 2 and not (activation.is_default and self.activation.is_default):
+            raise InputError(
+                f"{label} makes a second activation, and networks with several hidden layers are supported with ReLU "
+                "in all; for others cut the ONNX graph before its last hidden layer (--split NAME)"
+            )
+        if len(self.maps) >= 2 and not self.maps[-1].dense:
+            raise InputError(f"{label} follows another activation without a linear layer between them")
         if not self.started:
-            raise InputError(f"{label} comes before any weight matrix; supported: linear layer, ReLU, linear layer")
-        return Chain((*self.maps, _IDENTITY))
+            raise InputError(f"{label} comes before any weight matrix; supported: {_LAYERS}")
+        return Chain((*self.maps, _IDENTITY), activation)
 
     def mlp(self) -> MLP:
         """The classifier, once it is complete."""
         if not self.complete:
-            missing = "linear layer after its ReLU" if len(self.maps) == 2 else "ReLU"
-            raise InputError(f"the model has no {missing}; supported: linear layer, ReLU, linear layer")
-        first, second = self.maps
-        return MLP(first.weight, first.bias, second.weight, second.bias)
+            missing = "linear layer after its activation" if len(self.maps) >= 2 else "activation"
+            raise InputError(f"the model has no {missing}; supported: {_LAYERS}")
+        first, second, *more = self.maps
+        if more:
+            return DeepMLP(first.weight, first.bias, [(each.weight, each.bias) for each in (second, *more)])
+        return MLP(first.weight, first.bias, second.weight, second.bias, activation=self.activation)
 
     def _then(self, outer: _Affine) -> Chain:
-        return Chain((*self.maps[:-1], outer.after(self.maps[-1])))
+        return Chain((*self.maps[:-1], outer.after(self.maps[-1])), self.activation)
 
     def _mismatch(self, label: str, size: int) -> InputError:
         return InputError(f"{label} takes {size} values, but the layer before it gives {self.width}; check the file")

@@ -1,106 +1,68 @@
-"""An ONNX graph's nodes and constants, checked as they are read.
-
-Decides how a node is named in errors and which constants are known: initializers, Constant nodes, and the few nodes
-that exporters put between them and their use. What a node does to the data is left to `_onnx_nodes`.
-"""
+"""An ONNX graph as a list of nodes that can be walked from any of its tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from quad4fhe._files import parsing
 from quad4fhe.errors import InputError
-
-_SUPPORTED = (
-    "supported: Gemm or MatMul and Add, one Relu, Gemm or MatMul and Add, with scalers and BatchNormalization between "
-    "them and Sigmoid, Softmax or ArgMax at the end"
-)
+from quad4fhe.importers._chain import Chain
+from quad4fhe.importers._onnx_flow import Constants, Flow, Node
+from quad4fhe.importers._onnx_nodes import apply
 
 
-class Node:
-    """A node with its attributes as a dictionary and a name to show."""
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """Where a walk arrived: the one chain behind the graph's outputs, and whether they are probabilities or labels."""
 
-    def __init__(self, proto: Any) -> None:
-        from onnx import helper
-
-        # str: names that are not UTF-8 come as bytes.
-        self.op = str(proto.op_type)
-        self.domain = str(proto.domain)
-        self.inputs: list[str] = list(proto.input)
-        self.outputs: list[str] = list(proto.output) or [""]
-        # A file may name an operation as it likes; an error is one printable line.
-        kind = self.op if self.op.isidentifier() else repr(self.op)
-        self.label = f"node {proto.name or self.outputs[0]!r} ({kind})"
-        with parsing(f"the attributes of {self.label}", "export the model again"):
-            self.attributes: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
-
-    def number(self, name: str, default: float) -> float:
-        """A numeric attribute."""
-        value = self.attributes.get(name, default)
-        if not isinstance(value, int | float):
-            raise self.refuse(f"has no number as {name}")
-        return value
-
-    def numbers(self, name: str, default: float) -> NDArray[np.float64]:
-        """An attribute that lists numbers, as a vector."""
-        with parsing(f"the attribute {name!r} of {self.label}", "export the model again"):
-            return np.asarray(self.attributes.get(name, [default]), dtype=np.float64)
-
-    def refuse(self, why: str) -> InputError:
-        """The error that names this node."""
-        return InputError(f"{self.label} {why}; {_SUPPORTED}")
+    chain: Chain
+    is_probability: bool
 
 
-class Constants:
-    """The graph's constant tensors by name: initializers, Constant nodes, and what exporters derive from them."""
+class Graph:
+    """The nodes and constants of an onnx.ModelProto.
 
-    def __init__(self, initializers: Iterable[Any]) -> None:
-        self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in initializers}
-        self._arrays: dict[str, NDArray[Any]] = {}
+    `data` holds the names of tensors that depend on an input; the constants of all others are known.
+    """
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors or name in self._arrays
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.constants = Constants(model.graph.initializer)
+        self.inputs = [value for value in model.graph.input if value.name not in self.constants]
+        self.nodes = [Node(proto) for proto in model.graph.node]
+        self.data = {value.name for value in self.inputs}
+        for node in self.nodes:
+            if any(name in self.data for name in node.inputs):
+                self.data.update(name for name in node.outputs if name)
+            else:
+                self.constants.fold(node)
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        if name not in self._arrays:
-            self._arrays[name] = self._array(name, self._tensors[name])
-        return self._arrays[name]
+    def walk(self, start: str, flow: Flow, first: int = 0) -> Walk:
+        """Follow the data from the tensor `start` through the nodes from `first` on, to the graph's outputs."""
+        flows: dict[str, Flow] = {start: flow}
+        for node in self.nodes[first:]:
+            if any(name in flows for name in node.inputs):
+                # Only the first output carries the data: Dropout's mask and the like stay unknown names.
+                flows[node.outputs[0]] = apply(node, flows, self.constants)
+        return self._decided(flows)
 
-    def input(self, node: Node, index: int) -> NDArray[Any]:
-        """The constant at this input of the node, in float64."""
-        name = node.inputs[index] if index < len(node.inputs) else ""
-        if name not in self:
-            raise node.refuse(f"has no constant at input {index} ({name!r})")
-        array = self[name]
-        with parsing(f"the numbers of {name!r} at {node.label}", "export the model again"):
-            return array.astype(np.float64)
+    def _decided(self, flows: dict[str, Flow]) -> Walk:
+        """The one chain that the graph's outputs are made from."""
+        reached = [flows[value.name] for value in self.model.graph.output if value.name in flows]
+        useful = [flow for flow in reached if flow.kind not in ("shape", "complement")]
+        if not useful:
+            raise InputError("no output of the graph is a score or label of its input; export the model again")
+        chains = [_chain(flow) for flow in useful]
+        whole = [chain for chain in chains if chain.complete]
+        if any(chain is not whole[0] for chain in whole):
+            raise InputError(
+                "the outputs of the graph have different output layers; supported: one classifier per graph"
+            )
+        squashed = any(flow.kind in ("sigmoid", "scores", "label") for flow in useful)
+        return Walk(whole[0] if whole else chains[0], squashed)
 
-    def fold(self, node: Node) -> None:
-        """Keep the result of a node without data inputs, if it is one of the few that exporters leave in."""
-        if node.op == "Constant":
-            self._constant(node)
-        elif node.op in ("Identity", "Cast", "Transpose") and node.inputs and node.inputs[0] in self:
-            array = self[node.inputs[0]]
-            if node.op == "Transpose":
-                with parsing(f"the axes of {node.label}", "export the model again"):
-                    array = array.transpose(node.attributes.get("perm"))
-            self._arrays[node.outputs[0]] = array
 
-    def _constant(self, node: Node) -> None:
-        for key, value in node.attributes.items():
-            if key == "value":
-                self._arrays[node.outputs[0]] = self._array(node.outputs[0], value)
-            elif key in ("value_float", "value_floats", "value_int", "value_ints"):
-                self._arrays[node.outputs[0]] = np.asarray(value)
-
-    @staticmethod
-    def _array(name: str, tensor: Any) -> NDArray[Any]:
-        from onnx import numpy_helper
-
-        with parsing(f"the tensor {name!r} of the graph", "export the model again"):
-            array: NDArray[Any] = numpy_helper.to_array(tensor)
-        return array
+def _chain(flow: Flow) -> Chain:
+    if flow.kind == "activated":  # the graph ends with its activation
+        return flow.chain.activate("the last node")
+    return flow.chain

@@ -1,35 +1,22 @@
-"""What one ONNX node does to the data: folded into the chain, harmless to the decision, or refused by name.
+"""The nodes of an ONNX graph: each is folded into the chain, harmless to the decision, or rejected by name.
 
-Every rule is a function of a node and its one data input; `onnx` walks the graph. A tail (Softmax, ArgMax, labels)
-is accepted only where it provably keeps the decision of the logits.
+Every rule is a function of a node and its one data input; `onnx` walks the graph. A tail (Softmax, ArgMax, labels) is
+accepted only if it keeps the decision of the logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quad4fhe.importers._chain import Chain
-from quad4fhe.importers._onnx_graph import Constants, Node
+from quad4fhe.importers._onnx_activations import RULES as ACTIVATIONS
+from quad4fhe.importers._onnx_activations import function, joined, with_number
+from quad4fhe.importers._onnx_flow import Constants, Flow, Node, Rule, affine_chain
 
 _FLOATS = frozenset((1, 10, 11, 16))  # TensorProto.FLOAT, FLOAT16, DOUBLE, BFLOAT16
-
-# affine: values of the chain. sigmoid: squashed one by one. scores: the largest wins. complement: 1 - sigmoid of one
-# score. label: the decision itself. shape: sizes of the data, not the data.
-Kind = Literal["affine", "sigmoid", "scores", "complement", "label", "shape"]
-
-
-@dataclass(frozen=True, eq=False)
-class Flow:
-    """The data on one edge of the graph: the chain it came through, and what was done to its result since."""
-
-    chain: Chain
-    kind: Kind
-    vector: bool = False  # the input is one sample of shape (d,), not rows
 
 
 def apply(node: Node, flows: dict[str, Flow], constants: Constants) -> Flow:
@@ -41,21 +28,15 @@ def apply(node: Node, flows: dict[str, Flow], constants: Constants) -> Flow:
     if rule is None:
         raise node.refuse(f"is an operation{f' of domain {domain!r}' if domain else ''} that cannot be folded")
     at = [index for index, name in enumerate(node.inputs) if name in flows]
-    # Reshape takes the sizes of the data beside the data; anything else with two data inputs is a branch that joins.
+    # Reshape takes the data and its sizes; any other node with two data inputs joins two branches.
     if len(at) > 1 and not (node.op == "Reshape" and at == [0, 1] and flows[node.inputs[1]].kind == "shape"):
-        raise node.refuse("joins two branches of the data")
+        return joined(node, [flows[node.inputs[index]] for index in at], len(node.inputs))
     return rule(node, flows[node.inputs[at[0]]], at[0], constants)
 
 
-Rule = Callable[[Node, Flow, int, Constants], Flow]
-
-
-def _affine(node: Node, flow: Flow) -> Chain:
-    if flow.kind == "shape":
-        raise node.refuse("computes with the sizes of the data")
-    if flow.kind != "affine":
-        raise node.refuse("comes after the scores were turned into probabilities or labels")
-    return flow.chain
+def is_foldable(node: Node) -> bool:
+    """Whether a dense network may contain this operation."""
+    return ("" if node.domain == "ai.onnx" else node.domain, node.op) in _RULES or node.op in ("Constant", "Concat")
 
 
 def _per_feature(node: Node, array: NDArray[Any]) -> NDArray[Any]:
@@ -68,23 +49,23 @@ def _per_feature(node: Node, array: NDArray[Any]) -> NDArray[Any]:
 def _gemm(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
     if at != 0 or node.number("transA", 0):
         raise node.refuse("has its samples as columns, wanted rows")
-    chain = _affine(node, flow)
+    chain = affine_chain(node, flow)
     weight = _matrix(node, constants.input(node, 1)) * node.number("alpha", 1.0)
     weight = weight if node.number("transB", 0) else weight.T
     if len(node.inputs) < 3 or not node.inputs[2]:
-        return replace(flow, chain=chain.linear(node.label, weight))
+        return flow.through(chain.linear(node.label, weight))
     bias = _per_feature(node, constants.input(node, 2)) * node.number("beta", 1.0)
     if bias.size == 1:
         bias = np.broadcast_to(bias, weight.shape[:1])
-    return replace(flow, chain=chain.linear(node.label, weight, bias))
+    return flow.through(chain.linear(node.label, weight, bias))
 
 
 def _matmul(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
-    chain = _affine(node, flow)
+    chain = affine_chain(node, flow)
     weight = _matrix(node, constants.input(node, 1 - at))
     if at == 1 and not flow.vector:
         raise node.refuse("has its samples as columns, wanted rows")
-    return replace(flow, chain=chain.linear(node.label, weight if at == 1 else weight.T))
+    return flow.through(chain.linear(node.label, weight if at == 1 else weight.T))
 
 
 def _matrix(node: Node, array: NDArray[Any]) -> NDArray[Any]:
@@ -98,36 +79,38 @@ def _arithmetic(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
         if not (constants.input(node, 0) == 1.0).all():
             raise node.refuse("subtracts a probability from a number other than 1")
         return replace(flow, kind="complement")
-    chain = _affine(node, flow)
     value = _per_feature(node, constants.input(node, 1 - at))
     if node.op == "Div" and (at == 1 or not value.all()):
         raise node.refuse("divides by the data or by zero")
+    same = flow.kind in ("affine", "activated") and bool((value == value[0]).all())
+    made = with_number(node.op, flow.expression, at, float(value[0])) if same else None
+    if flow.kind == "activated" and made is not None:
+        return replace(flow, expression=made)
+    chain = affine_chain(node, flow)
     if node.op in ("Mul", "Div"):
         chain = chain.scale(node.label, 1.0 / value if node.op == "Div" else value, 0.0)
     elif node.op == "Sub":
         chain = chain.scale(node.label, 1.0, -value) if at == 0 else chain.scale(node.label, -1.0, value)
     else:
         chain = chain.scale(node.label, 1.0, value)
-    return replace(flow, chain=chain)
+    if made is None:
+        return flow.through(chain)
+    return replace(flow, chain=chain, origin=flow.origin or flow.chain, expression=made)
 
 
 def _batch_norm(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
     if node.number("training_mode", 0) or at != 0:
         raise node.refuse("is in training mode; export the model with eval()")
-    chain = _affine(node, flow)
+    chain = affine_chain(node, flow)
     gamma, beta, mean, var = (constants.input(node, index) for index in range(1, 5))
     eps = node.number("epsilon", 1e-5)
-    return replace(flow, chain=chain.batch_norm(node.label, mean, var, eps, gamma, beta))
+    return flow.through(chain.batch_norm(node.label, mean, var, eps, gamma, beta))
 
 
 def _scaler(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
-    chain = _affine(node, flow)
+    chain = affine_chain(node, flow)
     centred = chain.scale(node.label, 1.0, -node.numbers("offset", 0.0))
-    return replace(flow, chain=centred.scale(node.label, node.numbers("scale", 1.0), 0.0))
-
-
-def _relu(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
-    return replace(flow, chain=_affine(node, flow).relu(node.label))
+    return flow.through(centred.scale(node.label, node.numbers("scale", 1.0), 0.0))
 
 
 def _same(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
@@ -157,7 +140,7 @@ def _reshape(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
         return flow
     chain = flow.chain
     if len(node.inputs) > 1 and node.inputs[1] not in constants:
-        # x.view(x.size(0), -1): the sizes are computed, so only the input's own flattening can be trusted
+        # x.view(x.size(0), -1): the sizes are computed, so this is accepted only for flattening the input
         if chain.started:
             raise node.refuse("changes the shape of the data between the layers")
         return flow
@@ -192,6 +175,8 @@ def _tail(node: Node, flow: Flow) -> None:
 
 
 def _sigmoid(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
+    if flow.kind in ("affine", "activated") and not flow.chain.complete:
+        return function(node, flow, "sigmoid")
     _tail(node, flow)
     if flow.kind != "affine":
         raise node.refuse("squashes scores twice")
@@ -243,7 +228,7 @@ def _concat(node: Node, flows: dict[str, Flow]) -> Flow:
     return replace(parts[0], kind="scores")
 
 
-_RULES: dict[tuple[str, str], Rule] = {
+_RULES: dict[tuple[str, str], Rule] = ACTIVATIONS | {
     ("", "Gemm"): _gemm,
     ("", "MatMul"): _matmul,
     ("", "Add"): _arithmetic,
@@ -252,7 +237,6 @@ _RULES: dict[tuple[str, str], Rule] = {
     ("", "Div"): _arithmetic,
     ("", "BatchNormalization"): _batch_norm,
     ("ai.onnx.ml", "Scaler"): _scaler,
-    ("", "Relu"): _relu,
     ("", "Identity"): _same,
     ("", "Dropout"): _dropout,
     ("", "Cast"): _cast,

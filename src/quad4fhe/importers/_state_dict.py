@@ -1,8 +1,8 @@
-"""Rebuild a model from torch-style names (`0.weight`, `bn.running_mean`) alone.
+"""Rebuild a model from torch-style names alone (`0.weight`, `bn.running_mean`).
 
-Names and shapes say which layers there are, not always in which order; what they leave open is refused, never
-guessed. Opening files is left to `torch` and `arrays`, folding to `_chain`. The activation is taken to be ReLU and
-the epsilon of a BatchNorm to be torch's default, for a state dict records neither.
+Names and shapes give the layers, but not always their order; an ambiguous order is rejected, never guessed. A state
+dict records neither the activation nor the epsilon of a BatchNorm: ReLU, unless another is given, and torch's default
+are assumed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from quad4fhe.activations import RELU, Activation
 from quad4fhe.errors import InputError
 from quad4fhe.importers._chain import Chain
 from quad4fhe.mlp import MLP
@@ -51,23 +52,68 @@ class _Layer:
         return chain.batch_norm(self.label, parts["running_mean"], parts["running_var"], _EPS, gamma, beta)
 
 
-def from_state_dict(entries: Mapping[str, NDArray[Any]]) -> MLP:
-    """Build the model whose layers have these names and arrays."""
+ASSUMED = (
+    "a state dict does not say its activation: ReLU is assumed; if it is another, give it, as in --activation gelu"
+)
+"""The note on a model whose activation was not given."""
+
+
+def from_state_dict(entries: Mapping[str, NDArray[Any]], activation: Activation | str | None = None) -> MLP:
+    """Build the model from its layers' names and arrays; a state dict does not record its activation."""
+    chosen = Activation.parse(activation) if isinstance(activation, str) else activation
+    slopes, others = _slopes(entries)
+    if slopes is not None:
+        if chosen not in (None, slopes):
+            raise InputError(f"the activation is said to be {chosen}, but the state dict has the slopes of a PReLU")
+        chosen = slopes
+    made = _assembled(others, chosen or RELU)
+    return made if chosen is not None else made.with_notes(ASSUMED)
+
+
+def _slopes(entries: Mapping[str, NDArray[Any]]) -> tuple[Activation | None, Mapping[str, NDArray[Any]]]:
+    """The slopes of a PReLU, which is the only layer with a weight vector and nothing else, and the other entries."""
+    prefixes: dict[str, list[str]] = {}
+    for key in entries:
+        prefixes.setdefault(key.rpartition(".")[0], []).append(key)
+    own = [keys[0] for keys in prefixes.values() if len(keys) == 1 and keys[0].endswith("weight")]
+    alone = [key for key in own if entries[key].ndim == 1]
+    if len(alone) != 1:
+        return None, entries
+    slopes = Activation("leaky_relu", (tuple(entries[alone[0]].tolist()),))
+    return slopes, {key: value for key, value in entries.items() if key != alone[0]}
+
+
+def _assembled(entries: Mapping[str, NDArray[Any]], activation: Activation) -> MLP:
     layers = _layers(entries)
     linears = [layer for layer in layers if layer.linear]
-    if len(linears) != 2:
+    if len(linears) < 2:
         names = ", ".join(repr(layer.name) for layer in linears) or "none"
-        raise InputError(
-            f"found {len(linears)} Linear layers ({names}), wanted two; only one hidden ReLU layer is supported"
-        )
-    before, after = _by_index(layers) or _by_shape(layers)
+        raise InputError(f"found {len(linears)} Linear layers ({names}), wanted two or more; {_WAY_OUT}")
+    groups = _deeper_groups(layers) if len(linears) > 2 else _by_index(layers) or _by_shape(layers)
     chain = Chain()
-    for layer in before:
-        chain = layer.onto(chain)
-    chain = chain.relu("the ReLU")
-    for layer in after:
-        chain = layer.onto(chain)
+    for number, group in enumerate(groups):
+        chain = chain.activate("the activation", activation) if number else chain
+        for layer in group:
+            chain = layer.onto(chain)
     return chain.mlp()
+
+
+def _deeper_groups(layers: Sequence[_Layer]) -> list[list[_Layer]]:
+    """The layers between the activations of a deeper network, in the order of the numbers in their names."""
+    stems = {re.sub(r"\d+", "#", layer.name) for layer in layers if layer.linear}
+    numbers = [int(found[-1]) if (found := re.findall(r"\d+", layer.name)) else -1 for layer in layers]
+    whole = {layer.name.rpartition(".")[0] for layer in layers}
+    if len(stems) > 1 or len(set(numbers)) < len(numbers) or (len(whole) > 1 and not all(x.linear for x in layers)):
+        raise InputError(f"the names of the layers do not say in which order they run; {_WAY_OUT}")
+    groups: list[list[_Layer]] = [[]]
+    for number, layer in sorted(zip(numbers, layers, strict=True), key=lambda each: each[0]):
+        used = any(each.linear for each in groups[-1])
+        if layer.linear and used:
+            groups.append([])
+        elif used and number - 1 not in numbers:  # the module in the gap may be the activation
+            raise _undecided(layer)
+        groups[-1].append(layer)
+    return groups
 
 
 def _layers(entries: Mapping[str, NDArray[Any]]) -> list[_Layer]:
@@ -89,9 +135,9 @@ def _layers(entries: Mapping[str, NDArray[Any]]) -> list[_Layer]:
 
 
 def _by_index(layers: Sequence[_Layer]) -> tuple[list[_Layer], list[_Layer]] | None:
-    """Layers before and after the ReLU when all are numbered members of one Sequential, else None.
+    """Layers before and after the activation when all are numbered members of one Sequential, else None.
 
-    A module without parameters leaves a gap in the numbers. The ReLU is in one of the gaps between the two Linears,
+    A module without parameters leaves a gap in the numbers. The activation is in one of the gaps between both Linears,
     which decides the side of a BatchNorm as long as all gaps are on one side of it.
     """
     split = [layer.name.rpartition(".") for layer in layers]
@@ -112,7 +158,7 @@ def _by_index(layers: Sequence[_Layer]) -> tuple[list[_Layer], list[_Layer]] | N
 
 
 def _by_shape(layers: Sequence[_Layer]) -> tuple[list[_Layer], list[_Layer]]:
-    """Layers before and after the ReLU when only the shapes say which comes first."""
+    """Layers before and after the activation when only the shapes say which comes first."""
     first, second = _linear_order([layer for layer in layers if layer.linear])
     units, features = first.parts["weight"].shape
     outputs = second.parts["weight"].shape[0]
@@ -158,4 +204,4 @@ def _linear_order(pair: Sequence[_Layer]) -> Sequence[_Layer]:
 
 
 def _undecided(layer: _Layer) -> InputError:
-    return InputError(f"{layer.label} may come before or after the ReLU, its name does not say; {_WAY_OUT}")
+    return InputError(f"{layer.label} may come before or after the activation, its name does not say; {_WAY_OUT}")

@@ -1,12 +1,12 @@
 """Models as named arrays: .npz and .safetensors files with W1, b1, W2, b2, or with torch's names.
 
-Decides which of the two namings a file uses, and writes the first of them. What torch's names mean is left to
-`_state_dict`.
+`save` writes the first of the two namings.
 """
 
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,32 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save as safetensors_bytes
 
-from quad4fhe._files import check_place, open_npz, opened, parsing, read_npz, write_atomically
+from quad4fhe.activations import RELU, Activation
+from quad4fhe.deep import DeepMLP
 from quad4fhe.errors import InputError
+from quad4fhe.feature_part import FeaturePart
+from quad4fhe.importers import Importer
 from quad4fhe.importers._state_dict import from_state_dict
+from quad4fhe.io.files import check_place, open_npz, opened, parsing, read_npz, write_atomically
 from quad4fhe.mlp import MLP
 
 _NAMES = ("W1", "b1", "W2", "b2")
 FORMAT = "quad4fhe-mlp-1"
 """The mark of a model file that was written here."""
+_ACTIVATION, _PART = "activation", "feature_part"
 _LISTED = 8  # how many names of a foreign file an error shows
 
 
-def from_npz(path: str | Path) -> MLP:
+def from_npz(path: str | Path, *, activation: Activation | str | None = None) -> MLP:
     """Read W1 (m, d), b1 (m,), W2 (K, m), b2 (K,) from an .npz archive; other arrays are ignored."""
     with (
         opened(path) as file,
         open_npz(file, "write it with numpy.savez(path, W1=..., b1=..., W2=..., b2=...)") as archive,
     ):
-        return _from_names(archive.files, lambda name: read_npz(archive, name))
+        return _from_names(archive.files, lambda name: read_npz(archive, name), activation)
 
 
-def from_safetensors(path: str | Path) -> MLP:
+def from_safetensors(path: str | Path, *, activation: Activation | str | None = None) -> MLP:
     """Read W1, b1, W2, b2, or torch-style names such as `0.weight`, from a .safetensors file."""
     fix = "write it with safetensors.numpy.save_file"
     with opened(path) as file:
@@ -49,13 +54,17 @@ def from_safetensors(path: str | Path) -> MLP:
             return array
 
         with archive:
-            return _from_names(archive.keys(), read)
+            return _from_names(archive.keys(), read, activation)
 
 
 def save(mlp: MLP, path: str | Path) -> None:
-    """Write W1, b1, W2, b2 in float64; the suffix says how (.safetensors, .npz)."""
+    """Write W1, b1, W2, b2 in float64, the activation and the feature part; the suffix says how."""
     place = Path(path)
-    arrays = {name: np.ascontiguousarray(getattr(mlp, name)) for name in _NAMES}
+    arrays: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(array) for name, array in _arrays(mlp).items()}
+    if not mlp.activation.is_default:
+        arrays[_ACTIVATION] = np.frombuffer(json.dumps(mlp.activation.plain()).encode(), dtype=np.uint8)
+    if mlp.feature_part is not None:
+        arrays[_PART] = np.frombuffer(mlp.feature_part.graph, dtype=np.uint8)
     if place.suffix == ".safetensors":
         data = safetensors_bytes(arrays, {"format": FORMAT})
     elif place.suffix == ".npz":
@@ -69,14 +78,53 @@ def save(mlp: MLP, path: str | Path) -> None:
     write_atomically(check_place(place), data)
 
 
-def _from_names(names: Iterable[str], read: Callable[[str], NDArray[Any]]) -> MLP:
+def _arrays(mlp: MLP) -> dict[str, Any]:
+    pairs = [(mlp.W1, mlp.b1), *(mlp.layers or [(mlp.W2, mlp.b2)])]
+    return {f"{part}{k}": array for k, pair in enumerate(pairs, 1) for part, array in zip("Wb", pair, strict=True)}
+
+
+def _from_names(names: Iterable[str], read: Callable[[str], NDArray[Any]], activation: Activation | str | None) -> MLP:
     held = list(names)
     missing = [name for name in _NAMES if name not in held]
     if not missing:
-        return MLP(*(read(name) for name in _NAMES))
+        part = FeaturePart(_bytes(_PART, read(_PART))) if _PART in held else None
+        own = _stored(read(_ACTIVATION)) if _ACTIVATION in held else None
+        given = Activation.parse(activation) if isinstance(activation, str) else activation
+        if own is not None and given not in (None, own):
+            raise InputError(f"the file says that its activation is {own}, not {given}; leave --activation out")
+        deepest = next(k for k in range(2, len(held) + 3) if not {f"W{k + 1}", f"b{k + 1}"} <= set(held))
+        pairs = [(read(f"W{k}"), read(f"b{k}")) for k in range(1, deepest + 1)]
+        if deepest > 2:
+            return DeepMLP(*pairs[0], pairs[1:], activation=own or given or RELU, feature_part=part)
+        return MLP(*pairs[0], *pairs[1], activation=own or given or RELU, feature_part=part)
     if len(missing) == len(_NAMES) and any(name.endswith(".weight") for name in held):
-        return from_state_dict({name: read(name) for name in held})
+        return from_state_dict({name: read(name) for name in held}, activation)
     shown = ", ".join(repr(name) for name in held[:_LISTED]) + (", ..." if len(held) > _LISTED else "")
     raise InputError(
         f"holds {shown or 'no arrays'}, but no {', '.join(missing)}; wanted the arrays {', '.join(_NAMES)}"
     )
+
+
+def _bytes(name: str, array: NDArray[Any]) -> bytes:
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise InputError(f"the entry {name!r} is no list of bytes; save the model again")
+    return array.tobytes()
+
+
+def _stored(array: NDArray[Any]) -> Activation:
+    with parsing("the activation", "save the model again"):
+        document = json.loads(_bytes(_ACTIVATION, array))
+        return Activation.from_plain(document)
+
+
+def _load(path: str | Path, *, activation: Activation | str | None = None) -> MLP:
+    read = from_npz if Path(path).suffix.lower() == ".npz" else from_safetensors
+    return read(path, activation=activation)
+
+
+IMPORTER = Importer(
+    words="the arrays W1, b1, W2, b2, or a torch state dict, in an .npz or .safetensors file",
+    suffixes=(".npz", ".safetensors"),
+    read_file=_load,
+    options=("activation",),
+)

@@ -1,7 +1,7 @@
 """Models from ONNX files, as skl2onnx and both torch exporters write them.
 
-Decides where the graph's input and outputs are and follows the data between them, node by node; what a node does to
-the data is left to `_onnx_nodes`. The graph is only read: nothing runs it.
+The graph is read, not run: this module follows the data from its input to its outputs, node by node. Where the front
+of the graph can't be folded (convolutions, attention, one-hot encoders), `_onnx_split` cuts it off as the feature part.
 """
 
 from __future__ import annotations
@@ -9,71 +9,110 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quad4fhe._files import opened, parsing
 from quad4fhe.errors import InputError, MissingExtraError
+from quad4fhe.importers import Importer
 from quad4fhe.importers._chain import Chain
-from quad4fhe.importers._onnx_graph import Constants, Node
-from quad4fhe.importers._onnx_nodes import Flow, apply
+from quad4fhe.importers._onnx_flow import Flow
+from quad4fhe.importers._onnx_graph import Graph, Walk
+from quad4fhe.importers._onnx_names import class_names
+from quad4fhe.importers._onnx_split import AUTO, cut_at, split
+from quad4fhe.io.files import opened, parsing
 from quad4fhe.mlp import MLP
 
 _OLDEST_OPSET = 7  # before it, Add and Gemm broadcast by rules of their own
 
 
-def from_onnx(path: str | Path) -> MLP:
-    """Import an ONNX graph: Gemm or MatMul+Add, Relu, Gemm or MatMul+Add; scalers and BatchNormalization are folded."""
+def from_onnx(path: str | Path, *, binary: bool = False, split: str = AUTO) -> MLP:
+    """Import an ONNX graph that ends in Gemm or MatMul+Add, one activation, Gemm or MatMul+Add.
+
+    Scalers and BatchNormalization are folded. What comes before and can't be folded becomes the feature part, which
+    runs at the client.
+
+    Parameters
+    ----------
+    path
+        The .onnx file.
+    binary
+        Take a single output without a Sigmoid as the score of class 1, which is decided where it is positive.
+    split
+        "auto" cuts the graph only if its front can't be folded, "never" does not cut it, and the name of a tensor or
+        node cuts it there: everything up to it is the feature part.
+    """
     try:
-        import onnx
-        from onnx.external_data_helper import load_external_data_for_model
+        import onnx  # noqa: F401 - said before the file is opened
     except ImportError:
         raise MissingExtraError("onnx", "onnx", "importing an ONNX model") from None
-
     with opened(path) as file:
-        with parsing("the ONNX model", "export it again"):
-            model = onnx.load(file, format="protobuf", load_external_data=False)
-        if not model.graph.node:
-            raise InputError("holds no ONNX graph; export the model again")
-        # onnx itself refuses external files outside the model's folder.
-        with parsing("the second file, which holds the weights,", "keep both together"):
-            load_external_data_for_model(model, str(file.parent))
-        return _read(model)
+        return read_graph(_parsed(file), binary=binary, split_at=split)
 
 
-def _read(model: Any) -> MLP:
+def _parsed(file: Path) -> Any:
+    import onnx
+    from onnx.external_data_helper import load_external_data_for_model
+
+    with parsing("the ONNX model", "export it again"):
+        model = onnx.load(file, format="protobuf", load_external_data=False)
+    if not model.graph.node:
+        raise InputError("holds no ONNX graph; export the model again")
+    # onnx itself refuses external files outside the model's folder.
+    with parsing("the second file, which holds the weights,", "keep both together"):
+        load_external_data_for_model(model, str(file.parent))
     for opset in model.opset_import:
         if opset.domain in ("", "ai.onnx") and opset.version < _OLDEST_OPSET:
             raise InputError(
                 f"uses opset {opset.version}, wanted {_OLDEST_OPSET} or later; export it with a newer opset"
             )
-    graph = model.graph
-    constants = Constants(graph.initializer)
-    inputs = [value for value in graph.input if value.name not in constants]
-    if len(inputs) != 1:
-        names = ", ".join(repr(value.name) for value in inputs) or "none"
-        raise InputError(f"the graph has {len(inputs)} inputs ({names}), wanted one matrix of samples; export it so")
-    shape = _shape(inputs[0])
-    flows: dict[str, Flow] = {inputs[0].name: Flow(Chain(), "affine", vector=shape is not None and len(shape) == 1)}
-    for proto in graph.node:
-        node = Node(proto)
-        if any(name in flows for name in node.inputs):
-            # Only the first output carries the data: Dropout's mask and the like stay unknown names.
-            flows[node.outputs[0]] = apply(node, flows, constants)
-        else:
-            constants.fold(node)
-    mlp = _decided(graph, flows).mlp()
+    if model.functions:
+        from onnx.inliner import inline_local_functions
+
+        with parsing("the functions of the ONNX model", "export it again"):
+            model = inline_local_functions(model)
+    return model
+
+
+def read_graph(model: Any, *, binary: bool = False, split_at: str = AUTO) -> MLP:
+    """The model of an onnx.ModelProto; see `from_onnx`."""
+    graph = Graph(model)
+    if split_at not in (AUTO, "never"):
+        found = cut_at(graph, split_at)
+        return _checked(graph, found.walk, binary).with_feature_part(found.part)
+    try:
+        return _plain(graph, binary)
+    except InputError as error:
+        cut = None if split_at == "never" else split(graph)
+        if cut is None:
+            hint = "; to run the front at the client, name the tensor where the head begins with --split"
+            raise InputError(f"{error}{hint if len(graph.nodes) > 3 else ''}") from None
+    return _checked(graph, cut.walk, binary).with_feature_part(cut.part)
+
+
+def _plain(graph: Graph, binary: bool) -> MLP:
+    """The whole graph as a classifier, without a feature part."""
+    if len(graph.inputs) != 1:
+        names = ", ".join(repr(value.name) for value in graph.inputs) or "none"
+        raise InputError(
+            f"the graph has {len(graph.inputs)} inputs ({names}), wanted one matrix of samples; export it so"
+        )
+    (start,) = graph.inputs
+    shape = _shape(start)
+    vector = shape is not None and len(shape) == 1
+    mlp = _checked(graph, graph.walk(start.name, Flow(Chain(), "affine", vector=vector)), binary)
     _check_features(shape, mlp)
     return mlp
 
 
-def _decided(graph: Any, flows: dict[str, Flow]) -> Chain:
-    """The one chain that the graph's outputs are made from."""
-    reached = [flows[value.name] for value in graph.output if value.name in flows]
-    chains = [flow.chain for flow in reached if flow.kind not in ("shape", "complement")]
-    if not chains:
-        raise InputError("no output of the graph is a score or label of its input; export the model again")
-    whole = [chain for chain in chains if chain.complete]
-    if any(chain is not whole[0] for chain in whole):
-        raise InputError("the outputs of the graph have different output layers; supported: one classifier per graph")
-    return whole[0] if whole else chains[0]
+def _checked(graph: Graph, walk: Walk, binary: bool) -> MLP:
+    """The classifier; a single output must be known to be the score of class 1."""
+    mlp = walk.chain.mlp()
+    mlp = mlp.named(class_names(graph.model, mlp.classes))
+    if mlp.outputs > 1:
+        return mlp
+    if not (walk.is_probability or binary):
+        raise InputError(
+            "the graph has one output and no Sigmoid or label after it, so it may be a regressor; "
+            "if it is a score that is positive for class 1, say so with --binary (in Python: binary=True)"
+        )
+    return mlp.with_notes("one output: read as class 1 where it is positive")
 
 
 def _shape(value: Any) -> list[int] | None:
@@ -94,3 +133,12 @@ def _check_features(shape: list[int] | None, mlp: MLP) -> None:
             f"the graph takes {width} values per sample, but its first layer {mlp.features}; "
             "supported: samples as rows, or images flattened to rows"
         )
+
+
+IMPORTER = Importer(
+    words="an ONNX graph that ends in a classifier with one hidden layer",
+    suffixes=(".onnx",),
+    extra="onnx",
+    read_file=from_onnx,
+    options=("binary", "split"),
+)

@@ -1,7 +1,6 @@
-"""Models from scikit-learn: a fitted MLPClassifier, alone or behind affine preprocessing in a Pipeline.
+"""Models from scikit-learn: a fitted MLPClassifier, alone or at the end of a Pipeline.
 
-Decides what each step does to a sample, as an affine map; folding the maps is left to `_chain`. The decision is an
-index into the classifier's `classes_`.
+The decision is an index into the classifier's `classes_`.
 """
 
 from __future__ import annotations
@@ -11,22 +10,29 @@ from typing import Any
 
 import numpy as np
 
+from quad4fhe.activations import RELU, Activation
 from quad4fhe.errors import InputError, MissingExtraError
+from quad4fhe.importers import Importer
 from quad4fhe.importers._chain import Chain
+from quad4fhe.importers._sklearn_features import feature_part
 from quad4fhe.mlp import MLP
+from quad4fhe.names import Names, names_of
 
 _SUPPORTED = (
-    "supported: a fitted MLPClassifier with one hidden ReLU layer, alone or in a Pipeline behind StandardScaler, "
-    "MinMaxScaler, MaxAbsScaler, RobustScaler or PCA"
+    "supported: a fitted MLPClassifier with one hidden layer, alone or at the end of a Pipeline of StandardScaler, "
+    "MinMaxScaler, MaxAbsScaler, RobustScaler, PCA, or any preprocessing that skl2onnx can write"
 )
+_ACTIVATIONS = {"relu": RELU, "tanh": Activation("tanh"), "logistic": Activation("sigmoid")}
 
 
-def from_sklearn(estimator: Any) -> MLP:
-    """Import a fitted MLPClassifier, alone or behind scalers in a Pipeline.
+def from_sklearn(estimator: Any, *, example: Any = None) -> MLP:
+    """Import a fitted MLPClassifier, alone or at the end of a Pipeline.
 
-    A binary classifier becomes one score (K = 1), positive for `classes_[1]`.
+    A binary classifier becomes one score (K = 1), positive for `classes_[1]`. Scalers and PCA next to the classifier
+    are folded into it; the steps in front of the first one that can't be folded become the feature part.
     """
     try:
+        from sklearn.base import is_regressor
         from sklearn.exceptions import NotFittedError
         from sklearn.neural_network import MLPClassifier
         from sklearn.utils.validation import check_is_fitted
@@ -43,11 +49,22 @@ def from_sklearn(estimator: Any) -> MLP:
             raise InputError(f"{label} is not fitted; call fit(X, y) first") from None
     if not steps or not isinstance(steps[-1][1], MLPClassifier):
         came = f"the model ends in {steps[-1][0]}" if steps else "the Pipeline has no steps"
-        raise InputError(f"{came}, wanted an MLPClassifier; {_SUPPORTED}")
+        hint = "decisions are what is kept, and a regressor takes none; " if is_regressor(estimator) else ""
+        raise InputError(f"{came}, wanted an MLPClassifier; {hint}{_SUPPORTED}")
+    front = max((k + 1 for k, (_, step) in enumerate(steps[:-1]) if not _is_affine(step)), default=0)
     chain = Chain()
-    for label, step in steps[:-1]:
+    for label, step in steps[front:-1]:
         chain = _preprocess(chain, label, step)
-    return _classify(chain, *steps[-1])
+    mlp = _classify(chain, *steps[-1])
+    if front:
+        part = feature_part(steps[:front], example)
+        return mlp.with_feature_part(part).named(names_of(None, steps[-1][1].classes_.tolist()))
+    return mlp.named(_names(estimator, steps[-1][1]))
+
+
+def _names(estimator: Any, classifier: Any) -> Names:
+    """The names of a DataFrame that the model was fitted to, and of its classes."""
+    return names_of(getattr(estimator, "feature_names_in_", None), classifier.classes_.tolist())
 
 
 def _steps(name: str, estimator: Any) -> Iterator[tuple[str, Any]]:
@@ -64,11 +81,22 @@ def _steps(name: str, estimator: Any) -> Iterator[tuple[str, Any]]:
         yield (f"step {name!r} ({kind})" if name else kind), estimator
 
 
+def _is_affine(step: Any) -> bool:
+    """Whether the step is an affine map that is folded into the first layer."""
+    from sklearn import decomposition, preprocessing
+
+    scalers = (
+        preprocessing.StandardScaler,
+        preprocessing.RobustScaler,
+        preprocessing.MaxAbsScaler,
+        preprocessing.MinMaxScaler,
+    )
+    return type(step) in (decomposition.PCA, *scalers) and not getattr(step, "clip", False)
+
+
 def _preprocess(chain: Chain, label: str, step: Any) -> Chain:
     from sklearn import decomposition, preprocessing
 
-    if getattr(step, "clip", False):
-        raise InputError(f"{label} clips its output, which is not affine; refit it with clip=False")
     # Exact types: a subclass may transform differently.
     if type(step) is decomposition.PCA:
         rows = step.components_
@@ -86,8 +114,6 @@ def _preprocess(chain: Chain, label: str, step: Any) -> Chain:
         preprocessing.MaxAbsScaler: lambda s: _standardise(0, s.scale_),
         preprocessing.MinMaxScaler: lambda s: (s.scale_, s.min_),
     }
-    if type(step) not in maps:
-        raise InputError(f"{label} is not an affine map that can be folded; {_SUPPORTED}")
     return chain.scale(label, *maps[type(step)](step))
 
 
@@ -98,16 +124,29 @@ def _standardise(centre: Any, spread: Any) -> tuple[Any, Any]:
 
 def _classify(chain: Chain, label: str, classifier: Any) -> MLP:
     hidden = len(classifier.coefs_) - 1
-    if hidden != 1:
-        raise InputError(f"{label} has {hidden} hidden layers, but only one is supported; refit with one")
-    if classifier.activation != "relu":
+    if hidden < 1:
+        raise InputError(f"{label} has {hidden} hidden layers, wanted at least one; refit with one")
+    if classifier.activation not in _ACTIVATIONS:
         raise InputError(
-            f"the hidden layer of {label} has activation {classifier.activation!r}, but only 'relu' is supported"
+            f"the hidden layer of {label} has activation {classifier.activation!r}, wanted one of "
+            f"{', '.join(_ACTIVATIONS)}; with 'identity' the model is linear and needs no replacement"
         )
     if classifier.out_activation_ == "logistic" and classifier.n_outputs_ > 1:
         raise InputError(f"{label} is multilabel ({classifier.n_outputs_} labels); supported: one class per sample")
     if len(classifier.classes_) < 2:
         raise InputError(f"{label} was fitted on one class; wanted at least two")
-    (first, second), (first_bias, second_bias) = classifier.coefs_, classifier.intercepts_
-    chain = chain.linear(f"the hidden layer of {label}", first.T, first_bias).relu(label)
-    return chain.linear(f"the output layer of {label}", second.T, second_bias).mlp()
+    *inner, last = zip(classifier.coefs_, classifier.intercepts_, strict=True)
+    for number, (weight, bias) in enumerate(inner, start=1):
+        which = "the hidden layer" if hidden == 1 else f"hidden layer {number}"
+        chain = chain.linear(f"{which} of {label}", weight.T, bias)
+        chain = chain.activate(label, _ACTIVATIONS[classifier.activation])
+    return chain.linear(f"the output layer of {label}", last[0].T, last[1]).mlp()
+
+
+IMPORTER = Importer(
+    words="a fitted scikit-learn MLPClassifier or a Pipeline that ends in one",
+    packages=("sklearn",),
+    extra="sklearn",
+    read_object=from_sklearn,
+    options=("example",),
+)

@@ -1,25 +1,7 @@
-"""What can be promised about inputs that nobody has seen yet, and with which confidence."""
+"""Exact decisions, certificates and promises about new inputs, checked without the solvers of `quad4fhe.fitting`.
 
-from quad4fhe.proof.compression import determines, find_support
-from quad4fhe.proof.guarantee import by_class, compression_bound, fixed_sequence, lost_share_bound, tail_bound
-from quad4fhe.proof.holdout import ClassGuarantee, Guarantee, compressed, guarantee, hold_out
-from quad4fhe.proof.reliable import Reliable
-from quad4fhe.proof.split import Split, split_rows
-
-__all__ = [
-    "ClassGuarantee",
-    "Guarantee",
-    "Reliable",
-    "Split",
-    "by_class",
-    "compressed",
-    "compression_bound",
-    "determines",
-    "find_support",
-    "fixed_sequence",
-    "guarantee",
-    "hold_out",
-    "lost_share_bound",
-    "split_rows",
-    "tail_bound",
-]
+`exact` decides every sample in exact arithmetic. `evidence` shows that no shared quadratic can keep every decision,
+`certificate` states what a fit keeps, `families` ties coefficients to models, and `verification` rechecks it all.
+`guarantee` has the bounds behind promises about new inputs, `holdout` and `compression` the promises themselves, and
+`reliable` the margin above which decisions are kept more often.
+"""

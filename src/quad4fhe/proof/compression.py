@@ -1,8 +1,8 @@
 """A promise without a hold-out: the few calibration rows that determine a hard fit.
 
-Decides, in rationals and without the solvers, which rows determine the widest separation (Theorem 2 for two classes,
-MC-H for pairs), and that a fit is that separation but for rounding. `docs/guarantees.md` has the proof: a new row whose
-decision is lost would have changed the rows found here, and Campi and Garatti bound how likely that is.
+Finds, in rationals and without the solvers, the rows that determine the widest separation (Theorem 2 for two classes,
+MC-H for pairs), and checks that a fit is that separation but for rounding. `docs/guarantees.md` has the proof: a new
+row whose decision is lost would have changed these rows, and Campi and Garatti bound how likely that is.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Literal
 import numpy as np
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe._rows import Rows
-from quad4fhe.evidence import Evidence, evidence_rows
-from quad4fhe.exact import WholeNumbers, bounded_logits, decisions
+from quad4fhe.io.rows import Rows
 from quad4fhe.mlp import MLP
-from quad4fhe.quadratic import QuadraticModel
+from quad4fhe.polynomial import QuadraticModel
+from quad4fhe.proof.evidence import Evidence, evidence_rows
+from quad4fhe.proof.exact import WholeNumbers, bounded_logits, decisions
 
 Geometry = Literal["plane", "pairs"]
 EPSILON = Fraction(1, 10**9)
@@ -50,7 +50,7 @@ class Optimum:
 
 
 def find_support(mlp: MLP, model: QuadraticModel, rows: Rows, margins: Array, threshold: str) -> list[int] | None:
-    """The rows that determine `model` as the widest separation of all of them; None where it can't be shown."""
+    """The rows that determine `model` as the widest separation of all of them; None if it can't be shown."""
     smallest = float(margins.min(initial=np.inf))
     near = np.flatnonzero(margins <= smallest * (1 + _NEAR))
     if not (0 < smallest < np.inf and 0 < near.size <= _MOST):

@@ -1,12 +1,12 @@
 """Bounds on the share of decisions that are lost on new inputs, from counts alone.
 
-Decides nothing about data: where the counts come from, and whether the rows behind them qualify, is left to the caller.
-Every bound is rounded to the safe side: sums are evaluated in decimal arithmetic with directed rounding, and the value
-that is returned was itself checked, on a grid of 1e-9. Uses nothing of the solvers.
+Callers make sure that the rows behind the counts qualify. Every bound is rounded to the safe side: sums are in
+decimal arithmetic with directed rounding, and the returned value was itself checked, on a grid of 1e-9.
 
 References: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial",
 Biometrika 26 (1934); Campi and Garatti, "Compression, generalization and learning", JMLR 24 (2023), Theorem 7;
-Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then test", arXiv 2110.01052, fixed-sequence testing.
+Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then test", arXiv 2110.01052; Wiens and Dmitrienko, "The fallback
+procedure for evaluating a single family of hypotheses", Journal of Biopharmaceutical Statistics 15 (2005).
 """
 
 from __future__ import annotations
@@ -102,18 +102,30 @@ def by_class(counts: Sequence[tuple[int, int]], delta: float | Decimal) -> list[
     return [lost_share_bound(samples, lost, level) for samples, lost in counts]
 
 
-def fixed_sequence(counts: Sequence[tuple[int, int]], share: float | Decimal, delta: float | Decimal) -> int:
-    """Learn then Test: how many thresholds, the strictest first, may be passed; 0 if not even the first.
+def fallback(
+    counts: Sequence[tuple[int, int]], weights: Sequence[Decimal], share: float | Decimal, delta: float | Decimal
+) -> list[int]:
+    """Learn then Test: which thresholds pass, from (accepted, lost) at each, in an order fixed without these rows.
 
-    `counts` holds (accepted, lost) at every threshold, in an order that was fixed without looking at these rows. The
-    walk stops at the first threshold where a true share of losses above `share` can't be excluded at level delta. With
-    probability at least 1 - delta no threshold that was passed loses more than `share` of what it accepts.
+    `weights` (one for each threshold, sum at most 1) says where walks begin. The level starts at 0, each threshold adds
+    its weight times delta, and passes if a true share of losses above `share` has a p-value within the level; a
+    threshold that fails sets the level back to 0. With all weight on the first it is fixed-sequence testing.
+
+    With probability at least 1 - delta no threshold that passes loses more than `share` of what it accepts. For let
+    i < j be neighbours among the thresholds that do lose more. If i failed, the level at j is at most the weight of
+    i + 1 to j, so j passes with at most that probability; the sum over all of them is at most delta.
     """
-    level, most = _level(delta), Fraction(_level(share))
-    for passed, (accepted, lost) in enumerate(counts):
-        if accepted == 0 or tail_bound(accepted, lost, most) > level:
-            return passed
-    return len(counts)
+    full, most = _level(delta), Fraction(_level(share))
+    if len(weights) != len(counts) or min(weights, default=Decimal(0)) < 0 or sum(weights) > 1:
+        raise InputError("the weights must be one for each threshold, none below 0, with a sum of at most 1")
+    level, passed = Decimal(0), []
+    for at, ((accepted, lost), weight) in enumerate(zip(counts, weights, strict=True)):
+        level = _DOWN.add(level, _DOWN.multiply(full, weight))
+        if level > 0 and accepted > 0 and tail_bound(accepted, lost, most) <= level:
+            passed.append(at)
+        else:
+            level = Decimal(0)
+    return passed
 
 
 def _outweighs(N: int, k: int, delta: Decimal, t: Fraction) -> bool:

@@ -1,8 +1,21 @@
-"""Pictures and the page: what a fit kept, why, at what encrypted cost, and how to check it."""
+"""A report about a fit: which decisions it keeps and why, its cost under encryption, and how to check it."""
 
-from quad4fhe.report.document import Report, check_page_path, report
-from quad4fhe.report.drawing import Picture, require_matplotlib
-from quad4fhe.report.findings import Findings, Options
-from quad4fhe.report.source import Source
+from quad4fhe.report.document import Report, check_page_path, report, require_extra
+from quad4fhe.report.drawing import Picture
+from quad4fhe.report.findings import Findings, Options, Source
+from quad4fhe.report.section import Section, Tile
+from quad4fhe.report.sections import SECTIONS
 
-__all__ = ["Findings", "Options", "Picture", "Report", "Source", "check_page_path", "report", "require_matplotlib"]
+__all__ = [
+    "SECTIONS",
+    "Findings",
+    "Options",
+    "Picture",
+    "Report",
+    "Section",
+    "Source",
+    "Tile",
+    "check_page_path",
+    "report",
+    "require_extra",
+]

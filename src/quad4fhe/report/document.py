@@ -1,36 +1,33 @@
-"""A report as an object: findings, pictures, page, and the files they become.
-
-Decides what is written where, each file whole or not at all.
-"""
+"""`report`: find out everything about a fit and write it as one page, pictures and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from numpy.typing import ArrayLike
 
-from quad4fhe._files import check_place, write_atomically
 from quad4fhe._progress import Progress, silent
-from quad4fhe.errors import InputError
+from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.fitting import Fit
-from quad4fhe.report.drawing import Picture, require_matplotlib
-from quad4fhe.report.findings import Findings, Options, find
-from quad4fhe.report.page import page
-from quad4fhe.report.pictures import pictures
-from quad4fhe.report.source import Source
+from quad4fhe.io.files import check_place, write_atomically
+from quad4fhe.report.drawing import Picture
+from quad4fhe.report.findings import Findings, Options, Source, find
+from quad4fhe.report.section import Section
+from quad4fhe.report.sections import SECTIONS
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What was found about a fit, ready to be shown."""
+    """What was found about a fit: what all sections share (`findings`), and the sections by name."""
 
     findings: Findings
-    source: Source
+    sections: dict[str, Section]
 
     @property
     def verdict(self) -> str:
@@ -40,11 +37,13 @@ class Report:
     @cached_property
     def pictures(self) -> list[Picture]:
         """The pictures, in the order of the page."""
-        return pictures(self.findings)
+        return [picture for section in self.sections.values() for picture in section.pictures]
 
     def html(self) -> str:
         """The page: one document that needs no other file and no network."""
-        return page(self.findings, self.pictures, self.source)
+        from quad4fhe.report.page import page
+
+        return page(self.findings, self.sections)
 
     def save(self, path: str | Path) -> Path:
         """Write the page, whole or not at all."""
@@ -68,26 +67,19 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """What the page says, as plain data for JSON; the fit itself is in its own file."""
-        found = self.findings
-        test = found.test
-        return {
+        found, test = self.findings, self.findings.test
+        accuracy = None if test is None else test.accuracy
+        document = {
             "verdict": self.verdict,
             "classes": found.classes,
             "verified": msgspec.to_builtins(found.verified),
             "calibration": msgspec.to_builtins(found.calibration.agreement),
             "test": None if test is None else msgspec.to_builtins(test.agreement),
-            "accuracy": None
-            if test is None or test.accuracy is None
-            else dict(zip(("relu", "replacement"), test.accuracy, strict=True)),
-            "by_class": {
-                "calibration": msgspec.to_builtins(found.calibration.by_class()),
-                "test": None if test is None else msgspec.to_builtins(test.by_class()),
-            },
-            "changes": [{"from": a, "to": b, "samples": n} for a, b, n in found.calibration.changes()],
-            "ladder": [msgspec.to_builtins(asdict(rung)) for rung in found.ladder],
-            "plans": [plan.to_dict() for plan in found.plans],
-            "pictures": [{"name": p.name, "title": p.title, "alt": p.alt} for p in self.pictures],
+            "accuracy": None if accuracy is None else {"relu": accuracy[0], "replacement": accuracy[1]},
         }
+        for section in self.sections.values():
+            document |= section.to_dict()
+        return document | {"pictures": [{"name": p.name, "title": p.title, "alt": p.alt} for p in self.pictures]}
 
 
 def report(
@@ -128,14 +120,34 @@ def report(
     progress
         Progress callback (what, done, total).
     """
-    require_matplotlib()
-    found = find(fit, X_cal, X_test, y_test, X_holdout=X_holdout, classes=classes, options=options, progress=progress)
+    require_extra()
+    found = find(
+        fit,
+        X_cal,
+        X_test,
+        y_test,
+        X_holdout=X_holdout,
+        classes=classes,
+        options=options,
+        source=source,
+        progress=progress,
+    )
+    sections = {name: SECTIONS.get(name).find(found, progress) for name in SECTIONS.names()}
     progress("pictures", 0, 0)
-    return Report(found, source or Source())
+    return Report(found, {name: section for name, section in sections.items() if section is not None})
+
+
+def require_extra() -> None:
+    """Check at once, not after the work, that pages and pictures can be made."""
+    for package, module in (("matplotlib", "matplotlib.figure"), ("jinja2", "jinja2")):
+        try:
+            import_module(module)
+        except ImportError:
+            raise MissingExtraError(package, "report", "a report") from None
 
 
 def check_page_path(path: str | Path) -> Path:
-    """Refuse, before any work is done, a place where a page can't be saved."""
+    """Reject, before any work is done, a path where a page can't be saved."""
     path = Path(path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"a report is saved as .html, not {path.name!r}; choose a name such as report.html")

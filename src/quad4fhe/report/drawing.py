@@ -1,7 +1,6 @@
-"""From a drawing function to an SVG inside the page, and to SVG and PNG files.
+"""Pictures: colours, the way from a drawing function to SVG and PNG, and small helpers for drawing functions.
 
-Decides size, fonts and how a drawing follows the page's theme (its colours become CSS variables). What is drawn is
-left to `pictures`. The only module that imports matplotlib, and only when something is drawn.
+The only module that imports matplotlib, and only when something is drawn.
 """
 
 from __future__ import annotations
@@ -14,15 +13,45 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quad4fhe.errors import MissingExtraError
-from quad4fhe.report.palette import LIGHT, TOKENS
+import numpy as np
+
+from quad4fhe._arrays import Array, IntArray
 
 Palette = dict[str, str]
 Draw = Callable[[Any, Palette], None]
 
+# Blue and orange are the two classes: colour-blind readers can tell them apart. A lost decision is a cross as well.
+LIGHT = {
+    "paper": "#fcfcfa",
+    "panel": "#f2f3f1",
+    "ink": "#1c2126",
+    "muted": "#59636d",
+    "line": "#d5d9dc",
+    "blue": "#0a6aa8",
+    "orange": "#c77400",
+    "lost": "#a3123f",
+    "good": "#1d6f4a",
+}
+DARK = {
+    "paper": "#14181b",
+    "panel": "#1d2327",
+    "ink": "#e6e9eb",
+    "muted": "#a3adb5",
+    "line": "#353d43",
+    "blue": "#62b6f0",
+    "orange": "#f0ab45",
+    "lost": "#ff94ad",
+    "good": "#74cfa3",
+}
+# Colours that occur nowhere else, to be replaced by CSS variables in a drawing that is to follow the page's theme.
+TOKENS = {name: f"#01fe{index:02x}" for index, name in enumerate(LIGHT, start=1)}
+
 WIDTH = 400
 """Units of a drawing's width: on a phone a unit is a little less than a pixel, so its letters stay readable."""
 _PNG_DPI = 216
+_CELLS = (120, 80)  # of the grid that `apart` thins dots on
+_LETTERS = 22  # of a class name beside a bar
+MINUS = "\N{MINUS SIGN}"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 _STYLE = {
     "svg.fonttype": "none",
@@ -83,16 +112,7 @@ class Picture:
         return _saved(self, LIGHT, "png")
 
 
-def require_matplotlib() -> None:
-    """Say at once, not after the work, that pictures can't be drawn."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("matplotlib", "report", "a report") from None
-
-
 def _saved(picture: Picture, palette: Palette, kind: str) -> bytes:
-    require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -131,3 +151,67 @@ def _once(group: re.Match[str]) -> str:
         return group[0]
     style = styles.pop()
     return group[0].replace(f' style="{style}"', "").replace(">", f' style="{style}">', 1)
+
+
+# --- helpers for drawing functions ------------------------------------------------------------------------------
+
+
+def apart(x: Array, y: Array) -> IntArray:
+    """Indices of one point for each occupied cell of a fine grid over the points, the extremes among them."""
+    if x.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    cells = []
+    for values, count in zip((x, y), _CELLS, strict=True):
+        low, size = float(values.min()), float(np.ptp(values)) or 1.0
+        cells.append(np.minimum(((values - low) / size * count).astype(np.int64), count - 1))
+    _, first = np.unique(cells[0] * _CELLS[1] + cells[1], return_index=True)
+    ends = [int(np.argmin(x)), int(np.argmax(x)), int(np.argmin(y)), int(np.argmax(y))]
+    return np.unique(np.append(first, ends)).astype(np.int64)
+
+
+def short(name: str) -> str:
+    """A class name at a length that fits beside a bar."""
+    return name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…"
+
+
+def dots(axes: Any, x: Array, y: Array, colour: str, label: str) -> None:
+    """Draw samples."""
+    size = 4.0 if x.size <= 1000 else 2.8
+    axes.plot(x, y, ".", color=colour, markersize=size, alpha=0.7, markeredgewidth=0, label=label)
+
+
+def crosses(axes: Any, x: Array, y: Array, colour: str) -> None:
+    """Draw what is lost; the more there is, the finer."""
+    size, weight = (4.2, 1.1) if x.size <= 200 else (2.6, 0.7)
+    axes.plot(x, y, "x", color=colour, markersize=size, markeredgewidth=weight, label="lost")
+
+
+def legend(axes: Any, columns: int = 2) -> None:
+    """A legend above the drawing, where it covers nothing, whose names are text, whatever signs they hold."""
+    made = axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=columns)
+    for text in made.get_texts():
+        text.set_parse_math(False)
+    for handle in made.legend_handles:
+        if hasattr(handle, "set_markersize") and handle.get_marker() in (".", "x"):
+            handle.set_markersize({".": 9, "x": 5}[handle.get_marker()])
+            handle.set_alpha(1.0)
+
+
+def asinh_axis(axes: Any, which: str, values: Array) -> Any:
+    """Make the x or y axis linear near zero and logarithmic beyond, with plain numbers on it; returns its map."""
+    width = float(np.median(np.abs(values))) / 10 or 1.0
+    low, high = float(values.min()), float(values.max())
+    powers = 10.0 ** np.arange(np.ceil(np.log10(2 * width)), np.ceil(np.log10(max(abs(low), abs(high), width))) + 1)
+    ticks = [tick for tick in (*-powers[::-1], 0.0, *powers) if 1.2 * min(low, 0) <= tick <= 1.2 * high]
+    step = 2 if len(ticks) > 9 else 1
+    keep = [tick for tick in ticks if tick == 0 or round(np.log10(abs(tick) / powers[0])) % step == 0]
+    getattr(axes, f"set_{which}scale")("asinh", linear_width=width)
+    axis = getattr(axes, f"{which}axis")
+    axis.set_ticks(keep, [f"{tick:g}".replace("-", MINUS) for tick in keep])
+    axis.set_ticks([], minor=True)
+    return lambda v: np.arcsinh(v / width)
+
+
+def number(value: float) -> str:
+    """Six figures, with a true minus sign."""
+    return f"{value:.6g}".replace("-", MINUS)

@@ -1,7 +1,6 @@
 """The lifted plane of a binary model as a picture needs it: hulls, closest pair, separating line.
 
-Decides which of these a fit has: a line only where one shared quadratic decides, a closest pair only where the line
-is found to lie halfway between it. The geometry itself is that of `fitting.planar` and `fitting.reduced`.
+A fit has a line if one shared quadratic decides, and a closest pair if the line lies halfway between its points.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from quad4fhe._arrays import Array, BoolArray
+from quad4fhe.calibration.plane import Plane
 from quad4fhe.errors import CertificateError
 from quad4fhe.fitting import Fit
-from quad4fhe.fitting.planar import Separation, hull, separate
-from quad4fhe.fitting.reduced import ReducedHulls, closest
-from quad4fhe.plane import Plane
+from quad4fhe.fitting.hulls import Separation, hull, separate
+from quad4fhe.fitting.reduced_hulls import ReducedHulls, closest
 
 Line = tuple[float, float, float]
 
@@ -49,7 +48,7 @@ def plane_view(fit: Fit, plane: Plane) -> PlaneView:
     sides = (np.flatnonzero(plane.positive), np.flatnonzero(~plane.positive))
     plus, minus = (plane.points[hull(plane.points, members)] for members in sides)
     line, reduced, pair = None, None, None
-    if fit.family == "shared":
+    if fit.alpha is not None and np.ndim(fit.alpha) == 0:  # one quadratic for all units
         line = (fit.alpha, fit.beta, fit.eta * plane.B + (1 - fit.beta) * plane.b - fit.tau)
         pair = _closest_pair(plane)
         if pair is None or not _halves(line, pair):
@@ -60,11 +59,11 @@ def plane_view(fit: Fit, plane: Plane) -> PlaneView:
 def _reduced(fit: Fit, plane: Plane, line: Line) -> tuple[Array | None, tuple[Array, Array] | None]:
     """The closest points and the outlines of the reduced hulls that regime rch separates.
 
-    Their cap is the fit's word, so it is refused unless the line is found halfway between these hulls. A soft line is
-    not: its threshold is placed by the slacks.
+    The fit only states their cap, so it is rejected unless the line lies halfway between these hulls. A soft line does
+    not: the slacks place its threshold.
     """
     mu = fit.diagnostics.mu
-    if fit.regime.kind != "rch" or mu is None:
+    if not fit.regime.is_reduced or mu is None:
         return None, None
     found = closest(plane, mu)
     pair = None if found is None else np.stack([found.u, found.v])

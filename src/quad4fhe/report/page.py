@@ -1,123 +1,85 @@
-"""The page: one file that needs nothing else, in the order in which a reader asks.
-
-Decides frame, order and the first screen. The sections are in `sections` and `costs`, the look in page.css.
-"""
+"""The page: one HTML document that needs no other file and no network, made from templates that escape all text."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 
-from quad4fhe.circuit.forecast import readable_bytes, readable_seconds
+import jinja2
+from markupsafe import Markup
+
 from quad4fhe.fitting.diagnostics import Agreement
-from quad4fhe.fitting.words import percent
-from quad4fhe.report import costs, sections
-from quad4fhe.report.drawing import Picture
+from quad4fhe.fitting.summary import percent
+from quad4fhe.report.drawing import DARK, LIGHT
 from quad4fhe.report.findings import Findings
-from quad4fhe.report.markup import Markup, element, from_fit, join, pairs
-from quad4fhe.report.palette import DARK, LIGHT, variables
-from quad4fhe.report.source import Source
-from quad4fhe.report.stated import stated
+from quad4fhe.report.markup import NOTHING, from_fit
+from quad4fhe.report.section import Section, Tile
+
+_MACROS = ("command", "figures", "pairs", "table")
 
 
-def page(found: Findings, shown: list[Picture], source: Source) -> str:
+def page(found: Findings, sections: Mapping[str, Section]) -> str:
     """The whole document."""
-    script = _resource("page.js")
+    script = _text("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Nothing may be fetched and no script may run but the one below, whatever a class name says.
-    policy = (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
-    )
-    head = join(
-        [
-            Markup('<meta charset="utf-8">'),
-            Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
-            Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-            Markup('<meta name="color-scheme" content="light dark">'),
-            Markup('<link rel="icon" href="data:,">'),
-            element("title", f"{source.title}: quad4fhe report"),
-            Markup(f"<style>\n{_theme()}{_resource('page.css')}</style>"),
-        ],
-        "\n",
-    )
-    body = join(
-        [
-            _header(source),
-            element(
-                "main",
-                _opening(found),
-                sections.decisions(found, shown),
-                sections.activation(found, shown),
-                sections.by_class(found, shown),
-                sections.promise(found, shown),
-                sections.closest(found),
-                costs.ladder(found, source),
-                costs.encryption(found, source),
-                sections.certificate(found, source),
-                stated(found),
-            ),
-            _footer(found),
-            Markup(f"<script>{script}</script>"),
-        ],
-        "\n",
-    )
-    return f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
-
-
-def _header(source: Source) -> Markup:
-    left = element("div", element("h1", source.title), element("p", "quad4fhe report"))
-    return element(
-        "header", left, Markup('<button id="theme" type="button" aria-label="Switch theme" hidden></button>')
+    bodies = {name: _body(found, section) for name, section in sections.items()}
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            found=found,
+            sections=sections,
+            bodies=bodies,
+            tiles=[*_tiles(found), *(tile for section in sections.values() for tile in section.tiles)],
+            digest=digest,
+            script=Markup(script),
+            style=Markup(_text("page.css")),
+            light=LIGHT,
+            dark=DARK,
+        )
     )
 
 
-def _opening(found: Findings) -> Markup:
-    sentence = element("p", found.verdict, **{"class": "verdict"})
-    return element("section", sentence, element("div", pairs(_tiles(found)), **{"class": "tiles"}))
+def _body(found: Findings, section: Section) -> Markup:
+    template = _templates().from_string(section.template)
+    return Markup(template.render(found=found, pictures=section.pictures, **section.values()))
 
 
-def _tiles(found: Findings) -> list[tuple[str, str]]:
-    fit = found.fit
-    tiles: list[tuple[str, str]] = [("Kept, calibration", _kept(found.calibration.agreement))]
+@cache
+def _templates() -> jinja2.Environment:
+    """Templates in which every value is escaped unless it is Markup, and a name that does not exist is an error."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("quad4fhe.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals["NOTHING"] = NOTHING
+    macros = made.get_template("macros.html").module
+    made.globals |= {name: getattr(macros, name) for name in _MACROS}
+    return made
+
+
+def _tiles(found: Findings) -> list[Tile]:
+    tiles = [_kept("Kept, calibration", found.calibration.agreement)]
     if found.test is not None:
-        tiles.append(("Kept, test", _kept(found.test.agreement)))
+        tiles.append(_kept("Kept, test", found.test.agreement))
     if found.test is not None and found.test.accuracy is not None:
         relu, ours = found.test.accuracy
-        tiles.append(("Accuracy, test", _tile(percent(ours), f"{percent(relu)} with ReLU")))
-    m = fit.mlp
-    tiles.append(("Family", _tile(from_fit("family", fit.family, fit.family), found.verified.statement)))
-    tiles.append(("Network", _tile(f"{m.features}-{m.units}-{m.outputs}", "features, units, outputs")))
-    taken = found.plans[0]
-    bill = taken.forecast
-    each = f"{taken.samples:,} samples, N = {taken.chain.ring:,}, {readable_bytes(bill.upload_bytes)} up"
-    tiles.append(("Encrypted, forecast", _tile(readable_seconds(bill.seconds), each)))
+        tiles.append(Tile("Accuracy, test", percent(ours), f"{percent(relu)} with ReLU"))
+    mlp, family = found.fit.mlp, found.fit.family
+    tiles.append(Tile("Family", from_fit("family", family, family), found.verified.statement))
+    tiles.append(Tile("Network", f"{mlp.features}-{mlp.units}-{mlp.outputs}", "features, units, outputs"))
     return tiles
 
 
-def _kept(part: Agreement) -> Markup:
-    return _tile(percent(part.agreement), f"{part.mismatches:,} of {part.samples:,} lost")
+def _kept(name: str, part: Agreement) -> Tile:
+    return Tile(name, percent(part.agreement), f"{part.mismatches:,} of {part.samples:,} lost")
 
 
-def _tile(value: str, note: str) -> Markup:
-    return join([value, " ", element("small", note)])
-
-
-def _footer(found: Findings) -> Markup:
-    made = f"Made on {found.made:%d %B %Y, %H:%M} UTC"
-    return element("footer", f"{made} with quad4fhe. This file is complete: it fetches nothing and sends nothing.")
-
-
-def _theme() -> str:
-    light, dark = variables(LIGHT), variables(DARK)
-    return (
-        f":root {{ color-scheme: light; {light} }}\n"
-        "@media screen {\n"
-        f"  :root[data-theme=dark] {{ color-scheme: dark; {dark} }}\n"
-        f"  @media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ color-scheme: dark; {dark} }} }}\n"
-        "}\n"
-    )
-
-
-def _resource(name: str) -> str:
-    return files("quad4fhe.report").joinpath(name).read_text(encoding="utf-8")
+def _text(name: str) -> str:
+    return files("quad4fhe.report").joinpath("templates", name).read_text(encoding="utf-8")

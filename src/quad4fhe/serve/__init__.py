@@ -1,1 +1,1 @@
-"""A service that never sees the data: server (`app`, `pool`, `worker`, `spool`), client (`client`), and their paper."""
+"""Encrypted inference over HTTP: a server that sees only ciphertexts, and its client."""

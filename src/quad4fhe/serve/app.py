@@ -1,7 +1,6 @@
-"""The HTTP server: routes, limits, and what each failure is called.
+"""The HTTP application: routes, limits, and the status code of each error.
 
-Decides how much may wait and for how long. Bodies are received by `receive` and parsed in a worker process, while their
-SHA-256 is computed here. Who is let in is left to `gate`, what a worker is to whoever gives `hire`.
+`receive` spools request bodies, worker processes parse them, and this process computes their SHA-256.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,33 +23,39 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import container
 from quad4fhe.he.container import Kind
-from quad4fhe.serve.gate import Gate, refusal
-from quad4fhe.serve.hosted import Hosted, catalogue
-from quad4fhe.serve.linger import Linger
+from quad4fhe.he.key_cache import KeyCache
+from quad4fhe.layouts import layout_of
+from quad4fhe.planning.plan import Plan
+from quad4fhe.serve.admission import EvictedError, Place, Places
 from quad4fhe.serve.metrics import Metrics
+from quad4fhe.serve.middleware import Authentication, EarlyReply, error_reply
+from quad4fhe.serve.models import HostedModel, catalogue
 from quad4fhe.serve.openapi import describe_api
-from quad4fhe.serve.places import EvictedError, Place, Places
-from quad4fhe.serve.pool import DeadlineError, Hand, Pool, WorkerLostError
-from quad4fhe.serve.process import Process
+from quad4fhe.serve.page import FromDisk
+from quad4fhe.serve.page import routes as page_routes
+from quad4fhe.serve.pool import DeadlineError, ServerPool
+from quad4fhe.serve.quota import Quota
 from quad4fhe.serve.receive import OCTETS, announced
-from quad4fhe.serve.spool import KeyStore, Spool, taken
-from quad4fhe.serve.worker import Job, ModelJob, Setup
+from quad4fhe.serve.spool import Spool, taken
+from quad4fhe.serve.worker import ModelFiles, Setup, Task
+from quad4fhe.workers.base import WorkerLostError
+from quad4fhe.workers.pool import Workers
 
 log = logging.getLogger("quad4fhe.serve")
 _BLOCK = 2**20
-KEYLESS = {"Quad4FHE-Keys": "missing"}  # what tells a client that its keys are wanted from other reasons for a 404
+KEYLESS = {"Quad4FHE-Keys": "missing"}  # tells a 404 for missing keys from any other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much a server takes on.
+    """The limits of a server.
 
-    Requests at once and waiting, seconds for each, clients whose keys are kept, bytes of memory for each worker (see
-    `memory`; None is what the plans can need, 0 no limit), and open connections in all and of one address.
+    The number of requests in progress (`workers`) and waiting (`queue`), the seconds for each, the number of clients
+    whose keys are kept, the bytes of memory of each worker (None for what the plans can need, 0 for no limit), the
+    number of open connections in total and per address, and the answers a day for each token (None for no limit).
     """
 
     workers: int = 2
@@ -58,9 +65,10 @@ class Limits:
     memory: int | None = None
     connections: int = 512
     per_address: int = 64
+    questions_per_day: int | None = None
 
     def __post_init__(self) -> None:
-        # With a worker and no queue, the upload that has the only place would keep everybody else out.
+        # With one worker and no queue, a single upload would block everyone else.
         least = min(self.workers, self.queue, self.keys, self.connections, self.per_address)
         if least < 1 or not 0 < self.deadline < math.inf:
             raise InputError(
@@ -70,38 +78,44 @@ class Limits:
 
 
 class Service:
-    """One server: its models, workers, keys and counters.
+    """One server: its models, workers, keys and metrics.
 
-    Calls `ready` once it takes requests; where it can't, it keeps the `failure` and calls `stop`. `hire` makes a
-    worker that is still to be started; `dismiss` is called when the last one has ended.
+    Calls `ready` once it takes requests; if it can't start, it stores the `failure` and calls `stop`.
     """
 
     def __init__(
         self,
-        hosted: list[Hosted],
+        models: list[HostedModel],
         limits: Limits,
+        workers: Workers,
         tokens: tuple[str, ...] = (),
         folder: Path | None = None,
         ready: Callable[[], None] = lambda: None,
         stop: Callable[[], None] = lambda: None,
-        hire: Callable[[], Hand] = Process,
-        dismiss: Callable[[], None] = lambda: None,
+        page: bool = False,
+        page_from_disk: bool = False,
     ) -> None:
-        self.models = catalogue(hosted)
+        self.models = catalogue(models)
         self.limits = limits
         self._tokens = tokens
         self._folder = folder
         self._ready = ready
         self._stop = stop
-        self._hire = hire
-        self._dismiss = dismiss
+        self._page = page
+        self._page_from_disk = page_from_disk
+        self._workers = workers
         self.failure: InputError | None = None
         self._places = Places(limits.workers + limits.queue)
         self._uploading: set[tuple[bytes, bytes]] = set()
         self.metrics = Metrics()
+        if (page or page_from_disk) and any(one.fit.mlp.feature_part is not None for one in models):
+            raise InputError("the web page can't run a model's feature part; serve this model without --page")
+        if limits.questions_per_day is not None and not tokens:
+            raise InputError("questions per day are counted by token: give the clients tokens (--token-file)")
+        self._quota = Quota(limits.questions_per_day)
         self.spool: Spool
-        self.pool: Pool
-        self.keys = KeyStore(limits.keys)
+        self.pool: ServerPool
+        self.keys: KeyCache[Path] = KeyCache(limits.keys, _remove)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -111,13 +125,18 @@ class Service:
             Route("/openapi.json", self._openapi, methods=["GET"]),
             Route("/models", self._models, methods=["GET"]),
             Route("/models/{model_id}/plan", self._plan, methods=["GET"]),
+            Route("/models/{model_id}/features", self._features, methods=["GET"]),
             Route("/models/{model_id}/evaluate", self._evaluate, methods=["POST"]),
             Route("/models/{model_id}/keys/{key_id}", self._keys, methods=["GET", "PUT"]),
         ]
-        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: refusal})
-        app.router.redirect_slashes = False  # the address it would name is the Host that a stranger wrote
-        app.add_middleware(Gate, tokens=self._tokens, metrics=self.metrics)
-        app.add_middleware(Linger)
+        if self._page:
+            routes += page_routes()
+        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: error_reply})
+        app.router.redirect_slashes = False  # a redirect would go to the Host header of the request, which is untrusted
+        app.add_middleware(Authentication, tokens=self._tokens, metrics=self.metrics)
+        app.add_middleware(EarlyReply)
+        if self._page_from_disk:
+            app.add_middleware(FromDisk)
         return app
 
     @contextlib.asynccontextmanager
@@ -133,18 +152,20 @@ class Service:
             yield
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> None:
-        stack.callback(self._dismiss)
+        with _own_sigterm():
+            # Launch here, not around the server: uvicorn ends the process with the signal that stopped it.
+            launcher = stack.enter_context(self._workers.launch())
         self.spool = Spool(self._folder)
         stack.callback(self.spool.close)
         models = []
         for one in self.models.values():
             file = self.spool.folder / f"{one.model_id}.safetensors"
             file.write_bytes(one.fit.to_bytes())  # a copy: the file the user gave may change while we serve
-            models.append(ModelJob(str(file), [plan.to_dict() for plan in one.plans]))
-        self.pool = Pool(Setup(models, self.limits.memory), self.limits.workers, self._hire)
+            models.append(ModelFiles(str(file), [plan.to_dict() for plan in one.plans]))
+        self.pool = ServerPool(Setup(models, self.limits.memory), launcher)
         stack.push_async_callback(self.pool.close)
         await self.pool.start()
-        log.info("serving %d models with %d workers", len(models), self.limits.workers)
+        log.info("ready; models: %d, workers: %d", len(models), launcher.workers)
 
     async def _health(self, _: Request) -> Response:
         alive = self.pool.alive
@@ -165,51 +186,64 @@ class Service:
         plan = self._hosted(request).by_layout(layout)
         if plan is None:
             raise HTTPException(404, "this model is not served in that layout; ask for one that GET /models names")
-        return JSONResponse(plan.to_dict())
+        return JSONResponse(plan.to_dict(), headers={"Quad4FHE-Plan": plan.sha256.hex()})
+
+    async def _features(self, request: Request) -> Response:
+        part = self._hosted(request).fit.mlp.feature_part
+        if part is None:
+            raise HTTPException(404, "this model has no feature part; encrypt its inputs as they are")
+        return Response(part.graph, media_type="application/octet-stream")
 
     async def _evaluate(self, request: Request) -> Response:
         upload = await announced(request, self._hosted(request), Kind.request)
-        plan, key_id = upload.plan, upload.claim.key
-        keys = self.keys.find(plan.sha256, key_id) if plan.layout == "packed" else None
-        if plan.layout == "packed" and keys is None:
+        plan, key_id = upload.plan, upload.identity.key
+        needed = layout_of(plan).has_keys(plan)
+        keys = self.keys.get(plan.sha256, key_id) if needed else None
+        if needed and keys is None:
             raise HTTPException(404, "no evaluation keys of this name: PUT them, then ask again", KEYLESS)
         async with self._place(request) as (place, deadline):
+            wait = self._quota.take(request.state.owner, plan.per_request)
+            if wait is not None:
+                why = f"this token may ask {self.limits.questions_per_day} questions a day; come back tomorrow (UTC)"
+                raise HTTPException(429, why, {"Retry-After": str(wait)})
             start_by = self._start_by(deadline, plan, evaluates=True)
             with self.spool.slot() as source:
                 await upload.spool(source, place, start_by)
                 self.metrics.bytes_in.inc(upload.length)
-                answer = self.spool.new()
+                reply = self.spool.new()
                 try:
-                    answer.touch(0o600)
-                    job = Job(plan.sha256.hex(), _name(keys), key_id.hex(), str(source), str(answer))
-                    await self._checked(source, self._run(job, place, deadline, start_by))
-                    file = taken(answer)
-                    size = os.fstat(file.fileno()).st_size  # of the open file: a shared folder may tell an old one
+                    reply.touch(0o600)
+                    keys_file = None if keys is None else str(keys)
+                    task = Task(plan.sha256.hex(), keys_file, key_id.hex(), str(source), str(reply))
+                    await self._checked(source, self._run(task, place, deadline, start_by))
+                    file = taken(reply)
+                    size = os.fstat(file.fileno()).st_size  # of the open file: a shared folder may report an old size
                     self.metrics.bytes_out.inc(size)
                     return StreamingResponse(_blocks(file), media_type=OCTETS, headers={"content-length": str(size)})
                 finally:
-                    answer.unlink(missing_ok=True)
+                    reply.unlink(missing_ok=True)
 
     async def _keys(self, request: Request) -> Response:
         hosted = self._hosted(request)
-        plan = hosted.by_layout("packed")
+        plans = hosted.with_keys()
         try:
             key_id = bytes.fromhex(request.path_params["key_id"])
         except ValueError:
             key_id = b""
         if len(key_id) != 16 or request.path_params["key_id"] != key_id.hex():
             raise HTTPException(404, "a key's name is 32 lower-case hexadecimal digits")
-        if plan is None:
-            raise HTTPException(404, "this model is not served in layout packed, and no other needs keys")
+        if not plans:
+            raise HTTPException(404, "this model is served in no layout that needs keys; send requests without")
         if request.method != "PUT":
-            if self.keys.find(plan.sha256, key_id) is None:
+            if all(self.keys.get(plan.sha256, key_id) is None for plan in plans):
                 raise HTTPException(404, "no evaluation keys of this name: PUT them", KEYLESS)
             return Response(status_code=204)
         upload = await announced(request, hosted, Kind.keys)
-        if upload.claim.key != key_id:
-            raise HTTPException(400, "the keys are named otherwise inside; PUT them under their own name")
+        if upload.identity.key != key_id:
+            raise HTTPException(400, "the container holds keys of another name; PUT them under their own name")
+        plan = upload.plan
         name = (plan.sha256, key_id)
-        if self.keys.find(*name) is not None or name in self._uploading:
+        if self.keys.get(*name) is not None or name in self._uploading:
             raise HTTPException(409, "keys of this name are here already, and are not replaced")
         async with self._place(request) as (place, deadline):
             start_by = self._start_by(deadline, plan, evaluates=False)
@@ -218,16 +252,16 @@ class Service:
             try:
                 await upload.spool(file, place, start_by)
                 self.metrics.bytes_in.inc(upload.length)
-                await self._run(Job(plan.sha256.hex(), str(file), key_id.hex()), place, deadline, start_by)
+                await self._run(Task(plan.sha256.hex(), str(file), key_id.hex()), place, deadline, start_by)
                 kept = file.with_suffix(".keys")
                 file.rename(kept)
-                self.keys.keep(*name, kept, request.state.owner)
+                self.keys.put(*name, kept, size=1, owner=request.state.owner)
             finally:
                 self._uploading.discard(name)
                 file.unlink(missing_ok=True)
         return Response(status_code=204)
 
-    def _hosted(self, request: Request) -> Hosted:
+    def _hosted(self, request: Request) -> HostedModel:
         found = self.models.get(request.path_params["model_id"])
         if found is None:
             raise HTTPException(404, "no model of this id; GET /models lists them")
@@ -235,7 +269,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def _place(self, request: Request) -> AsyncIterator[tuple[Place, float]]:
-        """A place among the requests that are worked on or wait, and the deadline."""
+        """Take a place in the queue; yields it and the request's deadline."""
         deadline = asyncio.get_running_loop().time() + self.limits.deadline
         place = self._places.take(request.state.owner)
         if place is None:
@@ -252,39 +286,39 @@ class Service:
             self._places.release(place)
 
     def _start_by(self, deadline: float, plan: Plan, *, evaluates: bool) -> float:
-        """When an upload has to be complete and a worker free, so that there is time left to compute."""
+        """The time by which the upload must be complete and a worker free, so that enough time is left to compute."""
         return deadline - self.pool.reserve(plan.sha256.hex(), evaluates, self.limits.deadline)
 
     def _full(self, why: str) -> HTTPException:
-        wait = max(1, math.ceil(self.metrics.usual_seconds))  # from queue to answer, so the queue is in it
+        wait = max(1, math.ceil(self.metrics.usual_seconds))  # includes the time in the queue
         return HTTPException(429, why, {"Retry-After": str(wait)})
 
-    async def _checked(self, body: Path, answering: Coroutine[Any, Any, None]) -> None:
-        """Compute the SHA-256 of a body here while a worker answers; no answer leaves before both are done."""
+    async def _checked(self, body: Path, evaluating: Coroutine[Any, Any, None]) -> None:
+        """Check the SHA-256 of a body here while a worker evaluates it; no reply leaves before both are done."""
         damage = asyncio.create_task(asyncio.to_thread(_damage, body))
         try:
-            await answering
+            await evaluating
         finally:
-            await asyncio.wait([damage])  # after this the file is another request's
+            await asyncio.wait([damage])  # afterwards another request may reuse the file
         if (said := damage.result()) is not None:
             raise HTTPException(400, said)
 
-    async def _run(self, job: Job, place: Place, deadline: float, start_by: float) -> None:
+    async def _run(self, task: Task, place: Place, deadline: float, start_by: float) -> None:
         try:
-            with self.metrics.job():
-                answer = await self.pool.run(job, place, deadline, start_by)
+            with self.metrics.task():
+                result = await self.pool.run(task, place, deadline, start_by)
         except WorkerLostError as error:
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
         except DeadlineError as error:
             raise HTTPException(504, str(error)) from None
-        if answer.full:
-            raise HTTPException(503, answer.error, {"Retry-After": "10"})
-        if answer.error is not None:
-            raise HTTPException(404, answer.error, KEYLESS) if answer.keyless else HTTPException(400, answer.error)
+        if result.full:
+            raise HTTPException(503, result.error, {"Retry-After": "10"})
+        if result.error is not None:
+            raise HTTPException(404, result.error, KEYLESS) if result.keyless else HTTPException(400, result.error)
 
 
 def _damage(body: Path) -> str | None:
-    """What a container's SHA-256 says against it."""
+    """Error text if the digest differs, else None."""
     with body.open("rb", buffering=0) as file:
         try:
             container.check_digest(file, body.stat().st_size)
@@ -293,8 +327,19 @@ def _damage(body: Path) -> str | None:
     return None
 
 
-def _name(file: Path | None) -> str | None:
-    return None if file is None else str(file)
+def _remove(file: Path) -> None:
+    file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep uvicorn's handler for SIGTERM: Ray installs its own, which would end the server at once."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 async def _blocks(file: BinaryIO) -> AsyncIterator[bytes]:

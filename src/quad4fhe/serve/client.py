@@ -1,16 +1,19 @@
-"""The client of a server: encrypts here, sends ciphertexts, decrypts here.
+"""The client of a server: encrypts samples, sends ciphertexts and decrypts replies.
 
-The server is not trusted, and what it can see of this client (connections, messages, their sizes, order and times) must
-not depend on samples or on what a reply decrypts to. So every request is sent and every reply received before the first
-one is decrypted, the connection is closed in between, and an input box of the server's choice never decides whether
-something is sent. Requests in flight are in `exchange`, attempts and pauses in `wire`, cryptography in `he`.
+The server is not trusted. Connections, messages, their sizes, order and times must not depend on samples or on
+decrypted replies. So the client sends every request and receives every reply, closes the connection, and only then
+decrypts. If the server chose the input box, the client sends the same requests wherever the samples lie.
 """
 
 from __future__ import annotations
 
+import io
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
@@ -20,31 +23,38 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, BoolArray, IntArray, samples, tensor
-from quad4fhe._files import one_line
 from quad4fhe._progress import Progress, silent
-from quad4fhe.circuit.domain import check_inside
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError
+from quad4fhe.feature_part import LARGEST, FeaturePart
 from quad4fhe.he import container
 from quad4fhe.he.canaries import Known, Mixture
 from quad4fhe.he.container import Kind
 from quad4fhe.he.keys import StoredKey
-from quad4fhe.he.session import Client
+from quad4fhe.he.prepared import Prepared
+from quad4fhe.he.session import Client, ReplyError
+from quad4fhe.io.files import one_line
+from quad4fhe.layouts import layout_of
 from quad4fhe.mlp import decide
-from quad4fhe.serve.exchange import IN_MEMORY, Exchange, spooled
-from quad4fhe.serve.wire import KeylessError, ServiceError, TakenError, Wire
+from quad4fhe.planning.box import check_inside, moved
+from quad4fhe.planning.plan import Plan
+from quad4fhe.proof.drift import Drift
+from quad4fhe.serve.directory import find, is_id, read_list
+from quad4fhe.serve.http import HttpClient, KeylessError, ServiceError, TakenError
 
 __all__ = ["Answers", "Remote", "ServiceError"]
 
 _PLAN_BYTES = 2**24
+_IN_MEMORY = 2**26  # bytes of a request, and of all replies, that are not written to a temporary file
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Decisions (n,) and logits (n, K) from a server, and what they took. For K >= 2 logits come without their mean.
+    """Decisions (n,) and logits (n, K) from a server, and their cost. For K >= 2 the logits have mean zero.
 
-    `clipped` samples were moved to the edge of the box before they were decided; `canaries` were in each request.
-    `reliable` (n,) says which decisions have the margin that the plan calls reliable; None where it names none.
+    `clipped` counts the samples that were moved to the edge of the box, `canaries` the canaries in each request.
+    `reliable` (n,) marks the decisions with the margin that the plan calls reliable; None if the plan has no such
+    margin. `drift` tells whether the queries so far differ from the hold-out rows of the plan's promise; None if the
+    plan has none.
     """
 
     decisions: IntArray
@@ -57,33 +67,41 @@ class Answers:
     canaries: int
     seconds: float
     reliable: BoolArray | None = None
+    drift: Drift | None = None
 
 
 class Remote:
-    """One model of one server, by a plan that is pinned (`key`, `plan`) or else the server's own.
+    """One model of one server, with a pinned plan (`key` or `plan`) or the plan of the server.
 
-    A pinned plan is the only one that is used, and the server is not asked for it. Without, the plan comes from the
-    server, and its input box with it. A sample outside it is then reported only after everything was sent: a server
-    that sees whether a sample lies in a box of its choice finds each feature by halving.
+    With a pinned plan, the client never asks the server for one. Otherwise the plan and its input box come from the
+    server, and a sample outside the box is reported only after everything was sent: a server that could see whether a
+    sample lies in a box of its choice could find each feature by bisection.
+
+    `drift` compares all queries of this object with the hold-out rows of the plan's promise, after the connection is
+    closed. It is None if the plan has no such rows, or is not pinned, because the server could make them up.
 
     Parameters
     ----------
     url
-        Where the server is, as https://host:port.
+        The server's address, as https://host:port.
     plan
         The plan to use.
     key
-        A kept key, which carries its plan; without, one is made that ends with each call.
+        A stored key, which includes its plan; by default each call makes a temporary key.
     model
-        The model's id, for a server that offers several.
+        The model's name or id, or the first digits of its id, for a server that offers several.
     layout
-        The layout, for a server that offers both.
+        The layout, for a server that offers several.
     token
         The server's API token.
     verify
-        What httpx takes: True, or an `ssl.SSLContext`.
+        True, or an `ssl.SSLContext`, as in httpx.
     patience
-        How many seconds one message may take, attempts and pauses included.
+        The limit in seconds for one message, with all retries and pauses.
+    features
+        The model's feature part, if it has one; by default it is fetched from the server. The plan names its hash.
+    prepared
+        What `Client.prepare` made ahead with this key.
     """
 
     def __init__(
@@ -97,15 +115,20 @@ class Remote:
         token: str | None = None,
         verify: Any = True,
         patience: float = 120.0,
+        features: FeaturePart | None = None,
+        prepared: Prepared | None = None,
     ) -> None:
+        self._prepared = prepared
         pinned = _pinned(plan, key, model, layout)
         self.pinned = pinned is not None
         self._key = key
-        self._wire = Wire(url, token, verify, patience)
+        self._http = HttpClient(url, token, verify, patience)
         try:
-            self.plan = self._fetch_plan(model or self._only_model(), layout) if pinned is None else pinned
+            self.plan = self._fetch_plan(self._model_id(model), layout) if pinned is None else pinned
+            self.drift = self.plan.watch() if self.pinned else None
+            self.feature_part = self._fetch_part(features)
         except BaseException:
-            self._wire.close()
+            self._http.close()
             raise
 
     def __enter__(self) -> Remote:
@@ -116,7 +139,7 @@ class Remote:
 
     def close(self) -> None:
         """Close the connection."""
-        self._wire.close()
+        self._http.close()
 
     def predict(
         self,
@@ -128,22 +151,23 @@ class Remote:
         concurrency: int = 2,
         progress: Progress = silent,
     ) -> Answers:
-        """Encrypt X (n, d), let the server answer, decrypt.
+        """Encrypt X (n, d), let the server evaluate it, and decrypt the replies.
 
-        Up to `concurrency` requests are in flight: with two, the next is encrypted and sent while the server works on
-        the one before; more help only where the server has idle workers, and each is held in memory or on disk.
-        Replies are kept, on disk where they are large, until all of them are there.
+        Up to `concurrency` requests are in flight. With two, the client encrypts and sends the next request while the
+        server evaluates the previous one. More help only if the server has idle workers; each takes memory or disk
+        space. Replies are stored, on disk if they are large, until all have arrived.
 
         Parameters
         ----------
         X
-            Samples; one outside the box of a pinned plan is refused before anything is sent.
+            Samples; if one is outside the box of a pinned plan, nothing is sent. Raw inputs for a model with a feature
+            part, which runs here: only its features are encrypted and sent.
         clip
             Move samples outside the box to its edge, and count them.
         known
             Samples whose logits are known, for canaries.
         canaries
-            How many of them every request carries at secret places; a wrong one refuses all answers.
+            The number of known samples that every request carries at secret places; a wrong reply to one is an error.
         concurrency
             Requests in flight at once.
         progress
@@ -153,24 +177,28 @@ class Remote:
             raise InputError(f"concurrency is {concurrency}, wanted 1 or more")
         started = time.monotonic()
         plan = self.plan
-        checked = samples("X", tensor("X", X, 2), plan.shape.features)
+        clip = clip or plan.clip
+        taken = X if self.feature_part is None else self.feature_part(X)
+        checked = samples("X", tensor("X", taken, 2), plan.shape.features)
         if self.pinned and not clip:
-            check_inside(checked, plan.domain)
+            check_inside(checked, plan)
         inside = np.clip(checked, *plan.domain.box)
         mixture = self._mixture(inside, known, canaries)
-        client = Client(plan, self._key)
-        with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as kept:
+        client = Client(plan, self._key, self._prepared)
+        with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as kept:
             total = -(-len(inside) // plan.per_request) if mixture is None else mixture.requests
             blocks = _blocks(inside, plan.per_request) if mixture is None else mixture.blocks()
-            exchange = Exchange(client, self._evaluate, partial(self._give_keys, client), kept)
+            exchange = _Exchange(client, self._evaluate, partial(self._give_keys, client), kept)
             exchange.run(blocks, concurrency, lambda done: progress("encrypted inference", done, total))
-            # Whatever is found from here on, and however long it takes, the server sees none of it.
-            self._wire.hang_up()
+            # From here on, the server can see neither results nor timing.
+            self._http.reconnect()
             if not (self.pinned or clip):
                 _check_late(checked, plan)
             logits = exchange.decrypt(progress)
         if mixture is not None:
             logits = mixture.read(logits)
+        if self.drift is not None:
+            self.drift.observe(logits, checked, refused=not clip)
         return Answers(
             decisions=decide(logits),
             logits=logits,
@@ -178,10 +206,11 @@ class Remote:
             upload_bytes=exchange.upload_bytes,
             download_bytes=exchange.download_bytes,
             key_bytes=exchange.key_bytes,
-            clipped=int(np.count_nonzero(np.any(inside != checked, axis=1))),
+            clipped=moved(checked, inside),
             canaries=canaries,
             seconds=time.monotonic() - started,
             reliable=plan.is_reliable(logits),
+            drift=None if self.drift is None else self.drift.drift,
         )
 
     def _mixture(self, inside: Array, known: Known | None, canaries: int) -> Mixture | None:
@@ -190,70 +219,77 @@ class Remote:
         if known is None:
             return None
         if not self.pinned:
-            # The tolerance is the plan's, and a server that lies would choose a large one.
+            # The tolerance comes from the plan, and a lying server would choose a large one.
             raise InputError("canaries are judged by the plan's error bound, so pin the plan: give a key, or the plan")
         return Mixture(self.plan, inside, known, canaries)
 
-    def _only_model(self) -> str:
-        try:
-            found = [str(one["id"]) for one in msgspec.json.decode(self._get("/models"))["models"]]
-            if not all(map(_is_id, found)):
-                raise TypeError
-        except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
-            raise ServiceError("the server does not speak this protocol: /models is not what it should be") from None
-        if len(found) != 1:
-            raise InputError(f"the server has {len(found)} models; name one by its id: {', '.join(found[:8])}")
-        return found[0]
+    def _model_id(self, model: str | None) -> str:
+        """Return the model's whole id; a name or a short id is looked up in the server's list."""
+        return model if model is not None and is_id(model) else find(read_list(self._http), model).id
 
     def _fetch_plan(self, model: str, layout: str | None) -> Plan:
-        if not _is_id(model):
-            raise InputError(f"{model[:80]!r} is not a model's id; wanted 64 hexadecimal digits (see GET /models)")
         try:
             fields = msgspec.json.decode(self._get(f"/models/{model}/plan" + (f"?layout={layout}" if layout else "")))
         except (msgspec.DecodeError, RecursionError):
             raise ServiceError("the server does not speak this protocol: its plan is not JSON") from None
         try:
-            plan = Plan.from_dict(fields)  # checks the security table, the room for overflow and all sizes
+            plan = Plan.from_dict(fields)  # checks security, overflow and all sizes
         except InputError as error:
             raise InputError(f"the server's plan can't be used: {one_line(error)}") from None
         if plan.model_id != model or layout not in (None, plan.layout):
             raise ServiceError(f"the server's plan is for model {plan.model_id[:12]}, wanted {model[:12]}: not trusted")
         return plan
 
+    def _fetch_part(self, given: FeaturePart | None) -> FeaturePart | None:
+        """The feature part with the hash that the plan names; checked before any raw input is read."""
+        wanted = self.plan.feature_part
+        if wanted is None:
+            if given is not None:
+                raise InputError("the model has no feature part: its samples are encrypted as they are; leave it out")
+            return None
+        part = given
+        if part is None:
+            part = FeaturePart(self._http.ask("GET", f"/models/{self.plan.model_id}/features", None, 0, LARGEST))
+        if part.sha256 != wanted:
+            came = "the server's feature part" if given is None else "the given feature part"
+            raise InputError(f"{came} has SHA-256 {part.sha256[:16]}..., but the plan names {wanted[:16]}...: not used")
+        return part
+
     def _get(self, path: str) -> bytes:
-        return self._wire.ask("GET", path, None, 0, _PLAN_BYTES)
+        return self._http.ask("GET", path, None, 0, _PLAN_BYTES)
 
     def _evaluate(self, body: IO[bytes], size: int) -> bytes:
         exact = container.size(self.plan, Kind.reply)
-        return self._wire.ask("POST", f"/models/{self.plan.model_id}/evaluate", body, size, exact)
+        return self._http.ask("POST", f"/models/{self.plan.model_id}/evaluate", body, size, exact)
 
     def _give_keys(self, client: Client) -> int:
         """Upload evaluation keys unless the server has them; returns the bytes sent."""
         path = f"/models/{self.plan.model_id}/keys/{client.key_id.hex()}"
         try:
-            self._wire.ask("GET", path, None, 0, 0)
+            self._http.ask("GET", path, None, 0, 0)
             return 0
         except KeylessError:
             keys = client.evaluation_keys()
         if keys is None:
             raise ServiceError(f"the server asks for evaluation keys, which layout {self.plan.layout} does not have")
-        body, size = spooled(container.write_keys(self.plan, client.key_id, keys))
+        body, size = _spooled(container.write_keys(self.plan, client.key_id, keys))
         with body:
             try:
-                self._wire.ask("PUT", path, body, size, 0)
+                self._http.ask("PUT", path, body, size, 0)
             except TakenError:
-                return 0  # an attempt before this one arrived after all
+                return 0  # an earlier attempt arrived after all
         return size
 
 
 def _pinned(plan: Plan | None, key: StoredKey | None, model: str | None, layout: str | None) -> Plan | None:
-    """The plan that was pinned, if one was; raises InputError if what else was asked for is not the same."""
+    """Return the pinned plan, if any; raises InputError if the other arguments contradict it."""
     if key is not None:
         if plan is not None:
             key.require_plan(plan)
         plan = key.plan
     if plan is not None:
-        for name, wanted, found in (("model", model, plan.model_id), ("layout", layout, plan.layout)):
+        short = plan.model_id[: 64 if model is None else len(model)]
+        for name, wanted, found in (("model", model, short), ("layout", layout, plan.layout)):
             if wanted not in (None, found):
                 raise InputError(
                     f"the pinned plan has {name} {found}, not {wanted}; leave --{name} out, or pin another"
@@ -261,20 +297,129 @@ def _pinned(plan: Plan | None, key: StoredKey | None, model: str | None, layout:
     return plan
 
 
-def _is_id(model: str) -> bool:
-    return len(model) == 64 and set(model) <= set("0123456789abcdef")
-
-
 def _check_late(X: Array, plan: Plan) -> None:
     try:
-        check_inside(X, plan.domain)
+        check_inside(X, plan)
     except InputError as error:
         raise InputError(
-            f"{error}. This plan is the server's own, so everything was sent first, for it not to learn this. Before "
-            "you ask again, pin a plan whose hash the model's owner has told you: quad4fhe keygen own.key --server "
-            "URL, then quad4fhe query URL DATA --key own.key --clip"
+            f"{error}. This plan came from the server, so everything was sent first, to hide this from it. Before you "
+            "ask again, pin a plan whose hash you have from the model's owner: quad4fhe keygen own.key --server URL, "
+            "then quad4fhe query URL DATA --key own.key --clip"
         ) from None
 
 
 def _blocks(X: Array, size: int) -> Iterator[Array]:
     return (X[start : start + size] for start in range(0, len(X), size))
+
+
+class _Exchange:
+    """The messages of one call: `run` sends all requests and keeps the replies, `decrypt` checks and decrypts them.
+
+    No reply is read before everything is sent, so no reply can change the content or the time of a message. `evaluate`
+    sends a request and returns the reply's bytes, `give_keys` uploads the evaluation keys and returns their size, and
+    the file `kept` stores the replies.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        evaluate: Callable[[IO[bytes], int], bytes],
+        give_keys: Callable[[], int],
+        kept: IO[bytes],
+    ) -> None:
+        self._client, self._evaluate, self._give_keys, self._kept = client, evaluate, give_keys, kept
+        self._nonces: list[bytes] = []
+        self._lengths: list[int] = []
+        self.upload_bytes = 0
+        self.key_bytes = 0
+
+    @property
+    def download_bytes(self) -> int:
+        """The bytes of all replies."""
+        return sum(self._lengths)
+
+    def run(self, blocks: Iterable[Array], concurrency: int, progress: Callable[[int], None]) -> None:
+        """Send one request per block and store every reply unread; only HTTP errors stop it early."""
+        plan = self._client.plan
+        waiting: deque[_Message] = deque()
+        try:
+            for block in blocks:
+                (request,) = self._client.stream(block)
+                if not self._nonces and layout_of(plan).has_keys(plan):
+                    self.key_bytes += self._give_keys()
+                self._nonces.append(request.identity.nonce)
+                body, size = _spooled(container.write_request(plan, request))
+                waiting.append(_Message(body, size, _in_background(partial(self._evaluate, body, size))))
+                if len(waiting) >= concurrency:
+                    self._finish(waiting.popleft(), progress)
+            while waiting:
+                self._finish(waiting.popleft(), progress)
+        finally:
+            for message in waiting:  # only after an error: the messages in flight can't send the rest
+                message.body.close()
+
+    def decrypt(self, progress: Progress) -> Array:
+        """Return the logits of all replies, in the order of the blocks; raises ReplyError if one can't be used."""
+        rows = [np.empty((0, self._client.plan.shape.outputs))]
+        self._kept.seek(0)
+        for nonce, length in zip(self._nonces, self._lengths, strict=True):
+            try:
+                reply = container.read_reply(self._client.plan, io.BytesIO(self._kept.read(length)))
+            except InputError as error:
+                raise ReplyError(f"the server's reply can't be used: {error}") from None
+            if reply.identity.nonce != nonce:
+                raise ReplyError("the server's reply answers another request")
+            rows.append(self._client.decrypt(reply))
+            progress("decrypt", len(rows) - 1, len(self._nonces))
+        return np.concatenate(rows)
+
+    def _finish(self, message: _Message, progress: Callable[[int], None]) -> None:
+        try:
+            data = message.answer.result()
+        except KeylessError:  # the server was restarted, or evicted the keys
+            self.key_bytes += self._give_keys()
+            data = self._evaluate(message.body, message.size)
+        finally:
+            message.body.close()
+        try:
+            self._kept.write(data)
+        except OSError as error:
+            raise InputError(f"no room for the encrypted replies: {error.strerror or error}; free some") from None
+        self.upload_bytes += message.size
+        self._lengths.append(len(data))
+        progress(len(self._lengths))
+
+
+def _spooled(parts: Iterable[bytes]) -> tuple[IO[bytes], int]:
+    """Write a container to a temporary file, on disk if it is large, so it can be sent again."""
+    file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - closed once it is answered
+    try:
+        return file, sum(file.write(part) for part in parts)
+    except BaseException as error:
+        file.close()
+        if not isinstance(error, OSError):
+            raise
+        raise InputError(f"no room for the encrypted request: {error.strerror or error}; free some") from None
+
+
+@dataclass(frozen=True, eq=False)
+class _Message:
+    """A request in flight."""
+
+    body: IO[bytes]
+    size: int
+    answer: Future[bytes]
+
+
+def _in_background(call: Callable[[], bytes]) -> Future[bytes]:
+    """Make a call in a daemon thread, so an interrupted program exits at once."""
+    future: Future[bytes] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # passed on to the caller of `result`
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus. No label holds anything a stranger wrote."""
+"""The server's metrics for Prometheus. No label contains text from a request."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class Metrics:
-    """Counters of one server."""
+    """The metrics of one server."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self.requests = Counter("quad4fhe_requests", "Requests answered.", ["route", "status"], registry=registry)
         self.bytes_in = Counter("quad4fhe_received_bytes", "Bytes of bodies received.", registry=registry)
         self.bytes_out = Counter("quad4fhe_sent_bytes", "Bytes of replies sent.", registry=registry)
-        self._seconds = Histogram("quad4fhe_job_seconds", "From queue to answer.", buckets=_SECONDS, registry=registry)
-        self._busy = Gauge("quad4fhe_busy", "Requests that are worked on or wait.", registry=registry)
+        self._seconds = Histogram("quad4fhe_task_seconds", "From queue to reply.", buckets=_SECONDS, registry=registry)
+        self._busy = Gauge("quad4fhe_busy", "Requests in progress or waiting.", registry=registry)
         self._alive = Gauge("quad4fhe_workers", "Worker processes alive.", registry=registry)
         self._restarts = Gauge("quad4fhe_worker_restarts", "Workers that were replaced.", registry=registry)
         self.usual_seconds = 1.0
 
     @contextmanager
-    def job(self) -> Iterator[None]:
-        """Time one job."""
+    def task(self) -> Iterator[None]:
+        """Time one task."""
         started = time.perf_counter()
         try:
             yield
@@ -38,7 +38,7 @@ class Metrics:
             self.usual_seconds += 0.1 * (spent - self.usual_seconds)
 
     def text(self, *, busy: int, alive: int, restarts: int) -> tuple[bytes, str]:
-        """What `GET /metrics` answers, and its content type."""
+        """Return the body of `GET /metrics` and its content type."""
         self._busy.set(busy)
         self._alive.set(alive)
         self._restarts.set(restarts)

@@ -1,8 +1,10 @@
-"""The service's OpenAPI description, by hand: bodies are octets, so there is no schema to derive it from."""
+"""The OpenAPI description of the service, written by hand because bodies are octets without a schema."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from quad4fhe.layouts import LAYOUTS
 
 _OCTETS = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _ERROR = {
@@ -15,11 +17,12 @@ _MODEL = {
     "type": "object",
     "properties": {
         "id": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+        "name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"},
         "features": {"type": "integer", "minimum": 1},
         "outputs": {"type": "integer", "minimum": 1},
-        "layouts": {"type": "array", "items": {"enum": ["batch", "packed"]}, "minItems": 1},
+        "layouts": {"type": "array", "items": {"enum": list(LAYOUTS.names())}, "minItems": 1},
     },
-    "required": ["id", "features", "outputs", "layouts"],
+    "required": ["id", "name", "features", "outputs", "layouts"],
 }
 _WORDS = {
     "400": "Not a container of this plan; the message says why.",
@@ -30,8 +33,8 @@ _WORDS = {
     "411": "No Content-Length.",
     "413": "Longer than the plan prescribes.",
     "415": "Not application/octet-stream, or compressed.",
-    "429": "The queue is full, or others have fewer places in it.",
-    "503": "A worker was lost or there is no room; the same request may be sent again.",
+    "429": "The queue is full, or clients with fewer places are waiting.",
+    "503": "A worker was lost or there is no room; send the same request again.",
     "504": "The deadline passed.",
 }
 _RETRY = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
@@ -56,9 +59,9 @@ def _parameter(name: str, digits: int) -> dict[str, Any]:
 
 
 def describe_api(tokens: bool) -> dict[str, Any]:
-    """The description; with `tokens`, every route but /health asks for one."""
+    """Return the description; with `tokens`, every route but /health needs one."""
     model, key = _parameter("model_id", 64), _parameter("key_id", 32)
-    layout = {"name": "layout", "in": "query", "required": False, "schema": {"enum": ["batch", "packed"]}}
+    layout = {"name": "layout", "in": "query", "required": False, "schema": {"enum": list(LAYOUTS.names())}}
     body = {"required": True, "content": _OCTETS}
     upload = ("400", "401", "404", "408", "411", "413", "415", "429", "503", "504")
     counts = {"type": "object", "properties": {"workers": {"type": "integer"}, "busy": {"type": "integer"}}}
@@ -66,25 +69,33 @@ def describe_api(tokens: bool) -> dict[str, Any]:
     unwell = {"503": {"description": "No worker is alive.", "content": {"application/json": {"schema": counts}}}}
     text = {"200": {"description": "Prometheus text.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
     reply = {"200": {"description": "A reply container.", "content": _OCTETS}}
+    part = {"200": {"description": "The graph that the plan names by its hash.", "content": _OCTETS}}
     done = {"204": {"description": "The keys are here."}}
     paths: dict[str, Any] = {
         "/health": {
             "get": {"summary": "Are workers alive?", "security": [], "responses": _json("Yes.", counts) | unwell}
         },
         "/metrics": {"get": {"summary": "Counters for Prometheus", "responses": _responses(text, "401")}},
-        "/models": {"get": {"summary": "What is served", "responses": _responses(_json("Models.", models), "401")}},
+        "/models": {"get": {"summary": "List the models", "responses": _responses(_json("Models.", models), "401")}},
         "/models/{model_id}/plan": {
             "parameters": [model],
             "get": {
-                "summary": "Every parameter that client and server share",
+                "summary": "The parameters that client and server share",
                 "parameters": [layout],
                 "responses": _responses(_json("A plan.", {"type": "object"}), "401", "404"),
+            },
+        },
+        "/models/{model_id}/features": {
+            "parameters": [model],
+            "get": {
+                "summary": "The feature part, which the client runs on its raw inputs: an ONNX graph",
+                "responses": _responses(part, "401", "404"),
             },
         },
         "/models/{model_id}/evaluate": {
             "parameters": [model],
             "post": {
-                "summary": "Answer an encrypted request",
+                "summary": "Evaluate an encrypted request",
                 "requestBody": body,
                 "responses": _responses(reply, *upload),
             },
@@ -93,7 +104,7 @@ def describe_api(tokens: bool) -> dict[str, Any]:
             "parameters": [model, key],
             "get": {"summary": "Are these keys here?", "responses": _responses(done, "401", "404")},
             "put": {
-                "summary": "Give evaluation keys of layout packed, once",
+                "summary": "Upload evaluation keys, once, for a layout that needs them",
                 "requestBody": body,
                 "responses": _responses(done, *upload, "409"),
             },

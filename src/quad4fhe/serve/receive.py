@@ -1,7 +1,7 @@
-"""Bodies of requests: into a file, and refused as soon as they are not what they should be.
+"""Receives request bodies into files, and rejects bad ones as early as possible.
 
-A body announces itself by its headers and by a container's first bytes. Only if both are right does it get a place in
-the queue (`app`) and is then spooled, at no less than a minimal pace. This process reads nothing but the first bytes.
+The headers and the container's first bytes announce a body. If both are right, the body gets a place in the queue (in
+`app`) and is spooled; an upload below the minimum rate is rejected. The server process parses only the first bytes.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from pathlib import Path
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError
 from quad4fhe.he import container
 from quad4fhe.he.container import HEADER_BYTES, Kind
-from quad4fhe.serve.hosted import Hosted
-from quad4fhe.serve.places import Place
+from quad4fhe.layouts import layout_of
+from quad4fhe.planning.plan import Plan
+from quad4fhe.serve.admission import Place
+from quad4fhe.serve.models import HostedModel
 from quad4fhe.serve.spool import Incoming
 
 OCTETS = "application/octet-stream"
 FIRST_SECONDS = 10.0  # from the headers to the container's first bytes
-GRACE_SECONDS = 5.0  # before the pace of an upload counts
-LEAST_RATE = 2**15  # bytes a second, after that
+GRACE_SECONDS = 5.0  # before the rate of an upload counts
+LEAST_RATE = 2**15  # bytes per second, after that
 
 
 class Upload:
-    """A body that has announced itself: its plan, what its first bytes claim, and the rest to come."""
+    """An announced body: its plan, the identity in its first bytes, and the rest, which has yet to arrive."""
 
     def __init__(
-        self, plan: Plan, claim: container.Claim, length: int, first: bytes, rest: AsyncIterator[bytes]
+        self, plan: Plan, identity: container.Identity, length: int, first: bytes, rest: AsyncIterator[bytes]
     ) -> None:
-        self.plan, self.claim, self.length = plan, claim, length
+        self.plan, self.identity, self.length = plan, identity, length
         self._first, self._rest = first, rest
 
     async def spool(self, target: Path, place: Place, deadline: float) -> None:
-        """Write it to a file; raises EvictedError where the place is given to somebody else meanwhile."""
+        """Write the body to a file; raises EvictedError if another sender gets the place meanwhile."""
         started = asyncio.get_running_loop().time()
         grace = min(GRACE_SECONDS, (deadline - started) / 2)
-        # At this pace it is complete just before the deadline: who is behind would not be in time.
+        # At this rate the body is complete just before the deadline; a slower one would be too late.
         rate = max(LEAST_RATE, self.length / (deadline - started - grace))
         part, seen = self._first, 0
         try:
@@ -53,7 +54,7 @@ class Upload:
                 file.end()
         except TimeoutError:
             raise HTTPException(
-                408, "the upload is too slow: it would take longer than this server gives a request"
+                408, "the upload is too slow: it would take longer than this server allows for a request"
             ) from None
         except ClientDisconnect:
             raise HTTPException(400, "the upload is not complete") from None
@@ -61,8 +62,8 @@ class Upload:
             raise HTTPException(400, f"the body has {seen} bytes, wanted {self.length}")
 
 
-async def announced(request: Request, hosted: Hosted, kind: Kind) -> Upload:
-    """Wait for a container's first bytes; refuses what is not a container of this kind, model and exact length."""
+async def announced(request: Request, hosted: HostedModel, kind: Kind) -> Upload:
+    """Wait for the first bytes; reject anything but a container of this kind, model and exact length."""
     length = _length(request, hosted.largest(kind))
     first, rest = b"", request.stream()
     try:
@@ -73,17 +74,17 @@ async def announced(request: Request, hosted: Hosted, kind: Kind) -> Upload:
         raise HTTPException(408, f"the body did not begin within {FIRST_SECONDS:g} seconds") from None
     except ClientDisconnect:
         raise HTTPException(400, "the upload is not complete") from None
-    plan, claim = _claimed(first, hosted, kind)
+    plan, identity = _claimed(first, hosted, kind)
     wanted = container.size(plan, kind)
     if length > wanted:
         raise HTTPException(413, f"the body is longer than the {wanted} bytes this plan prescribes")
     if length < wanted:
         raise HTTPException(400, f"the body has {length} bytes, wanted {wanted}")
-    return Upload(plan, claim, length, first, rest)
+    return Upload(plan, identity, length, first, rest)
 
 
 def _length(request: Request, largest: int) -> int:
-    """The length that the headers promise; refuses a body that is compressed, of another type, or too long."""
+    """Return the length that the headers promise; reject a compressed, mistyped or too long body."""
     headers = request.headers
     if headers.get("content-encoding", "identity") != "identity":
         raise HTTPException(415, "compressed bodies are not read; ciphertexts do not compress")
@@ -97,14 +98,14 @@ def _length(request: Request, largest: int) -> int:
     return int(length[:20])
 
 
-def _claimed(head: bytes, hosted: Hosted, kind: Kind) -> tuple[Plan, container.Claim]:
+def _claimed(head: bytes, hosted: HostedModel, kind: Kind) -> tuple[Plan, container.Identity]:
     try:
-        claim = container.peek(head)
+        found, identity = container.peek(head)
     except InputError as error:
         raise HTTPException(400, str(error)) from None
-    plan = hosted.by_hash(claim.plan)
-    if plan is None or claim.model != hosted.model_id:
+    plan = hosted.by_hash(identity.plan)
+    if plan is None or identity.model != hosted.model_id:
         raise HTTPException(400, "the container was made for another plan or model; fetch the plan and encrypt again")
-    if claim.kind is not kind or (kind is Kind.keys and plan.layout != "packed"):
-        raise HTTPException(400, f"the container holds {claim.kind.name}, wanted {kind.name}")
-    return plan, claim
+    if found is not kind or (kind is Kind.keys and not layout_of(plan).has_keys(plan)):
+        raise HTTPException(400, f"the container holds {found.name}, wanted {kind.name}")
+    return plan, identity

@@ -1,55 +1,47 @@
-"""Starts the HTTP server: address, TLS, logging, engine, stopping.
+"""Starts and stops the HTTP server: address, TLS, workers.
 
-Decides that a server which others can reach has tokens, unless its operator says in words that it is open. On SIGTERM
-or Ctrl-C it takes nothing new and finishes what it accepted.
+A server that other machines can reach needs tokens, unless its operator explicitly opens it. On SIGTERM or Ctrl-C it
+accepts no new requests and finishes those it has accepted.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import logging
 import math
-import signal
 import socket
 import ssl
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quad4fhe._files import one_line
-from quad4fhe.engines import single_workers
 from quad4fhe.errors import InputError, MissingExtraError
+from quad4fhe.io.files import one_line
+from quad4fhe.workers.pool import Workers
+from quad4fhe.workers.registry import DEFAULT, choose
 
 try:
     import uvicorn
     from uvicorn.protocols.http import httptools_impl
 
     from quad4fhe.serve.app import Limits, Service
-    from quad4fhe.serve.protocol import IDLE_SECONDS, LimitedProtocol
+    from quad4fhe.serve.protocol import IDLE_SECONDS, LimitedProtocol, Listener, room_for
 except ImportError as error:
     raise MissingExtraError(error.name or "uvicorn", "serve", "the server") from None
 
-from quad4fhe.serve.connections import Connections, Listener, room_for
-from quad4fhe.serve.hired import Hired
-from quad4fhe.serve.hosted import Hosted
-from quad4fhe.serve.pool import Hand
-from quad4fhe.serve.process import Process
+from quad4fhe.serve.admission import Connections
+from quad4fhe.serve.models import HostedModel
 
-__all__ = ["Address", "Hosted", "Limits", "read_tokens", "serve"]
+__all__ = ["Address", "HostedModel", "Limits", "read_tokens", "serve"]
 
-log = logging.getLogger("quad4fhe.serve")
-# uvicorn stops reading once a request has this many bytes unread, 2^16 unless told. A body of megabytes then stops
-# after every read, and takes a third longer; with this much it flows.
-httptools_impl.HIGH_WATER_LIMIT = 2**20  # type: ignore[attr-defined]  # no option of uvicorn sets it
+# uvicorn stops reading while a request has this many unread bytes. With its default of 2^16, it would stop after every
+# read of a body of megabytes, which would take a third longer.
+httptools_impl.HIGH_WATER_LIMIT = 2**20  # type: ignore[attr-defined]  # uvicorn has no option for it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where to listen; port 0 takes a free one. TLS needs a certificate chain and its key, as PEM files."""
+    """The address to listen on; port 0 takes a free one. TLS needs a certificate chain and its key as PEM files."""
 
     host: str = "127.0.0.1"
     port: int = 8443
@@ -73,7 +65,7 @@ class Address:
 
 
 def read_tokens(file: Path) -> tuple[str, ...]:
-    """One token a line; empty lines and lines that start with # are passed over."""
+    """Read tokens, one per line; empty lines and lines that start with # are skipped."""
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -87,51 +79,72 @@ def read_tokens(file: Path) -> tuple[str, ...]:
 
 
 def serve(
-    hosted: list[Hosted],
+    models: list[HostedModel],
     *,
     address: Address,
     limits: Limits,
     tokens: tuple[str, ...] = (),
     open_to_all: bool = False,
     folder: Path | None = None,
-    engine: str = "local",
+    pool: str | Workers = DEFAULT,
+    page: bool = False,
+    page_from_disk: bool = False,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve until told to stop.
+    """Serve until stopped.
 
-    `folder` is where payloads wait, by default the system's place for temporary files; `ready` is called with the
-    server's address once it takes requests. Workers are processes of the server's own (`local`), or actors of Ray
-    (`ray`), on machines that all have to see `folder`.
+    Parameters
+    ----------
+    models
+        The models to serve.
+    address
+        Where to listen.
+    limits
+        Limits on requests, memory, keys and connections.
+    tokens
+        The bearer tokens to accept; needed if other machines can reach the server.
+    open_to_all
+        Serve other machines without tokens.
+    folder
+        The folder for payloads, which all workers must see; by default the system's folder for temporary files.
+    pool
+        Where workers run: "local", "ray" or a Workers object.
+    page
+        Offer a page at /page/ that encrypts in the browser.
+    page_from_disk
+        Answer copies of that page that were opened from disk.
+    ready
+        Called with the server's URL once it takes requests.
     """
     if folder is not None:
-        folder = folder.resolve()  # workers of an engine start elsewhere
+        folder = folder.resolve()  # workers may start in another folder
     if not (address.local or tokens or open_to_all):
-        raise InputError(f"others can reach {address.host}: give tokens, or say that the server is open to everyone")
-    listener = _listen(address)
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    url = f"{'http' if address.certificate is None else 'https'}://{host}:{listener.getsockname()[1]}"
+        raise InputError(f"other machines can reach {address.host}: give tokens, or open the server to everyone")
+    workers = choose(pool, limits.workers)
+    with _listen(address) as listener:
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        url = f"{'http' if address.certificate is None else 'https'}://{host}:{listener.getsockname()[1]}"
 
-    def stop() -> None:
-        server.should_exit = True
+        def stop() -> None:
+            server.should_exit = True
 
-    stack = contextlib.ExitStack()
-    service = Service(hosted, limits, tokens, folder, lambda: ready(url), stop, lambda: hire(), stack.close)
-    config = uvicorn.Config(
-        service.app(),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        lifespan="on",
-        http=LimitedProtocol,
-        ws="none",
-        timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=math.ceil(limits.deadline) + 5,
-    )
-    connections = Connections(room_for(limits.connections), limits.per_address)
-    with listener, stack:
+        service = Service(
+            models, limits, workers, tokens, folder, lambda: ready(url), stop, page=page, page_from_disk=page_from_disk
+        )
+        config = uvicorn.Config(
+            service.app(),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="on",
+            http=LimitedProtocol,
+            ws="none",
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=math.ceil(limits.deadline) + 5,
+        )
+        connections = Connections(room_for(limits.connections), limits.per_address)
         server = _Server(config, connections, tls_context(address))
-        hire = _hirer(engine, limits.workers, stack)
         server.run(sockets=[listener])
     if service.failure is not None:
         raise service.failure
@@ -140,7 +153,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with our own way to accept connections."""
+    """uvicorn's server with our own listener."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
@@ -149,7 +162,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen."""
         await super().startup(sockets=[])
-        listeners: list[Any] = self.servers  # what uvicorn closes when it stops
+        listeners: list[Any] = self.servers  # uvicorn closes them when it stops
         for each in sockets or []:
             listeners.append(Listener(each, self._connections, self._protocol, self._tls))
 
@@ -160,38 +173,23 @@ class _Server(uvicorn.Server):
 
 
 def tls_context(address: Address) -> ssl.SSLContext | None:
-    """TLS 1.2 or newer, with forward secrecy and authenticated encryption alone; None for a server without TLS.
+    """Return a context for TLS 1.2 or newer, with forward secrecy and authenticated encryption; None without TLS.
 
-    Nothing of this is left to what OpenSSL, Python or uvicorn take for a good default.
+    It does not depend on the defaults of OpenSSL, Python or uvicorn.
     """
     if address.certificate is None or address.certificate_key is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # of TLS 1.2: those of TLS 1.3 are all of this kind
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # of TLS 1.2; all ciphers of TLS 1.3 are of this kind
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     try:
         context.load_cert_chain(address.certificate, address.certificate_key)
-    except OSError as error:  # of which those of ssl are a kind
+    except OSError as error:  # ssl.SSLError is one
         raise InputError(
             f"{address.certificate}: TLS can't use it with its key ({one_line(error)}); give both as PEM"
         ) from error
     return context
-
-
-def _hirer(engine: str, workers: int, stack: contextlib.ExitStack) -> Callable[[], Hand]:
-    """What makes a worker; what the engine needs is started here, before the server runs, and ends with the stack."""
-    if engine == "local":
-        return Process
-    log.info("starting the engine %s", engine)
-    # Ray takes SIGTERM for itself. It would end the server at once, so it is given back.
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        chosen = single_workers(engine, workers)
-        return partial(Hired, stack.enter_context(chosen))
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
 
 
 def _listen(address: Address) -> socket.socket:

@@ -1,37 +1,37 @@
-"""A worker process: the only place where a stranger's payload is parsed and computed on; it can be killed at any time.
+"""A worker of the server: the only process that parses clients' payloads and computes on them.
 
-Reads one job per line on standard input, answers with one line on standard output; payloads are files that the server
-spooled. Decides how many clients' keys it holds at once; how much memory that may take is left to `memory`, deadlines
-and restarts to `pool`, and the SHA-256 of a payload to the server, which computes it meanwhile.
+Payloads are files that the server spooled; the server computes their SHA-256 at the same time. The plan fixes the size
+of every payload. If that fails because of a bug, the limit on the worker's memory makes it a MemoryError in one worker
+before the machine runs out of memory.
 """
 
 from __future__ import annotations
 
 import errno
 import mmap
-import os
-import signal
-import sys
-from collections import OrderedDict
+import socket
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from quad4fhe.circuit.plan import Plan
 from quad4fhe.errors import InputError
 from quad4fhe.fitting.result import Fit
 from quad4fhe.he import container
-from quad4fhe.he.session import Server
-from quad4fhe.he.warm import warm_up
-from quad4fhe.serve.memory import limit_memory, need
+from quad4fhe.he.session import Server, key_cache
+from quad4fhe.layouts import layout_of
+from quad4fhe.planning.plan import Plan
 
-KEYS_AT_ONCE = 16  # clients' evaluation keys in memory; more are read again from the spool
+KEYS_AT_ONCE = 16  # clients' evaluation keys in memory; further ones are read again from the spool
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SPARE = 2**30  # bytes beyond what is counted: work space, compiled kernels, fragments
+_STATUS = Path("/proc/self/status")
 
 
-class ModelJob(msgspec.Struct, frozen=True):
+class ModelFiles(msgspec.Struct, frozen=True):
     """A model to load: a fit file and its plans."""
 
     fit: str
@@ -39,14 +39,14 @@ class ModelJob(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first line a worker reads. `memory` is how many bytes it may use; without it, what its plans can need."""
+    """The models of a worker, and its `memory` limit in bytes: None for what its plans can need, 0 for no limit."""
 
-    models: list[ModelJob]
+    models: list[ModelFiles]
     memory: int | None = None
 
 
-class Job(msgspec.Struct, frozen=True):
-    """One thing to do: check uploaded keys (no request), or answer a request."""
+class Task(msgspec.Struct, frozen=True):
+    """Check uploaded keys (no request), or answer a request."""
 
     plan: str
     keys: str | None = None
@@ -55,10 +55,10 @@ class Job(msgspec.Struct, frozen=True):
     reply: str | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """How it went; `error` is for the client, in one line.
+class TaskResult(msgspec.Struct, frozen=True):
+    """The result of a task; `error` is one line for the client.
 
-    `keyless` where its keys gave way in the meantime, `full` where there was no memory or no room on the disk.
+    `keyless` if the client's keys were evicted in the meantime, `full` if memory or disk space ran out.
     """
 
     error: str | None = None
@@ -66,99 +66,109 @@ class Answer(msgspec.Struct, frozen=True):
     full: bool = False
 
 
+def set_up(setup: Setup) -> Callable[[Task], bytes]:
+    """Set up a worker, and return the function that does its tasks; results are JSON, which the server checks."""
+    for model in setup.models:
+        if not Path(model.fit).exists():
+            raise InputError(
+                f"a worker on {socket.gethostname()} does not see the server's folder {Path(model.fit).parent}; "
+                "name one that all machines share with --spool"
+            )
+    do = Worker(setup).do
+    return lambda task: msgspec.json.encode(do(task))
+
+
 class Worker:
-    """The servers of every plan, and the keys that were used last."""
+    """One `Server` for each plan, and a cache of evaluation keys."""
 
     def __init__(self, setup: Setup) -> None:
         self._servers: dict[str, Server] = {}
-        self._recent: OrderedDict[tuple[str, str], None] = OrderedDict()
-        for model in setup.models:
+        plans = [[Plan.from_dict(fields) for fields in model.plans] for model in setup.models]
+        every = [plan for own in plans for plan in own]
+        self._keys = key_cache(every, KEYS_AT_ONCE)
+        for model, own in zip(setup.models, plans, strict=True):
             fit = Fit.load(model.fit)
-            for fields in model.plans:
-                plan = Plan.from_dict(fields)
-                self._servers[plan.sha256.hex()] = server = Server(fit, plan)
-                warm_up(server)
-        limit_memory(setup.memory, sum(need(server.plan, KEYS_AT_ONCE) for server in self._servers.values()))
+            for plan in own:
+                self._servers[plan.sha256.hex()] = server = Server(fit, plan, keys=self._keys)
+                server.warm_up()
+        needed = sum(layout_of(plan).memory(plan, KEYS_AT_ONCE) for plan in every)
+        limit_memory(setup.memory, needed)
+        self._lock, self._idle = threading.Lock(), threading.Event()
+        threading.Thread(target=self._work_ahead, daemon=True).start()
 
-    def do(self, job: Job) -> Answer:
-        """Carry out a job; what the client did wrong is an answer, anything else ends the process."""
-        server = self._servers[job.plan]
+    def do(self, task: Task) -> TaskResult:
+        """Do a task; a mistake of the client becomes a result, any other error ends this worker."""
+        self._idle.clear()
         try:
-            if job.keys is not None:
+            with self._lock:
+                return self._do(task)
+        finally:
+            self._idle.set()
+
+    def _work_ahead(self) -> None:
+        """Prepare for later requests between tasks, a few milliseconds at a time."""
+        while self._idle.wait():
+            with self._lock:
                 try:
-                    self._hold(server, job)
+                    more = any(server.work_ahead() for server in self._servers.values())
+                except MemoryError:
+                    more = False
+            if not more:
+                self._idle.clear()
+
+    def _do(self, task: Task) -> TaskResult:
+        server = self._servers[task.plan]
+        try:
+            if task.keys is not None:
+                key_id = bytes.fromhex(task.key_id)
+                if task.request is None:  # an upload: check the new file even if keys of its name are loaded
+                    server.forget(key_id)
+                try:
+                    server.load_keys(key_id, partial(open, task.keys, "rb"))
                 except FileNotFoundError:
-                    return Answer(error="the keys gave way to others; upload them again", keyless=True)
-            if job.request is not None and job.reply is not None:
-                self._evaluate(server, job.request, job.reply)
+                    return TaskResult(error="the evaluation keys were evicted; upload them again", keyless=True)
+            if task.request is not None and task.reply is not None:
+                _evaluate(server, task.request, task.reply)
         except InputError as error:
-            return Answer(error=" ".join(str(error).split()))
+            return TaskResult(error=" ".join(str(error).split()))
         except MemoryError:
-            self._drop_keys()
-            return Answer(error="the request needs more memory than a worker of this server has", full=True)
+            self._keys.clear()
+            return TaskResult(error="the request needs more memory than a worker of this server has", full=True)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            return Answer(error="the server has no room for the reply", full=True)
-        return Answer()
-
-    def _drop_keys(self) -> None:
-        for plan, key_id in self._recent:
-            self._servers[plan].forget(bytes.fromhex(key_id))
-        self._recent.clear()
-
-    def _hold(self, server: Server, job: Job) -> None:
-        assert job.keys is not None
-        key_id = bytes.fromhex(job.key_id)
-        place = (job.plan, job.key_id)
-        if job.request is None:  # an upload: what is held under its name says nothing about the file
-            server.forget(key_id)
-            self._recent.pop(place, None)
-        if not server.knows(key_id):
-            while len(self._recent) >= KEYS_AT_ONCE:
-                (plan, oldest), _ = self._recent.popitem(last=False)
-                self._servers[plan].forget(bytes.fromhex(oldest))
-            with Path(job.keys).open("rb") as file:
-                named, keys = container.read_keys(server.plan, file)
-            if named != key_id:
-                raise InputError("the keys are named otherwise inside than outside; send them under their own name")
-            server.register(key_id, keys)
-        self._recent[place] = None
-        self._recent.move_to_end(place)
-
-    def _evaluate(self, server: Server, request: str, reply: str) -> None:
-        with Path(request).open("rb") as file:
-            view = container.View(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
-        answer = server.evaluate(container.read_request(server.plan, view, hashed=True))
-        with Path(reply).open("r+b") as out:  # the server made it: a worker that is too late leaves nothing behind
-            for part in container.write_reply(server.plan, answer):
-                out.write(part)
+            return TaskResult(error="the server has no room for the reply", full=True)
+        return TaskResult()
 
 
-def _lines(out: BinaryIO) -> Callable[[Any], None]:
-    def say(answer: Any) -> None:
-        out.write(msgspec.json.encode(answer) + b"\n")
-        out.flush()
-
-    return say
-
-
-def main() -> None:
-    """Work until standard input ends, which it does when the server is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets accepted work finish
-    # Answers go out on a channel of their own, so that a library that prints can't garble them.
-    say = _lines(os.fdopen(os.dup(1), "wb"))
-    os.dup2(2, 1)
-    stdin = sys.stdin.buffer
-    try:
-        worker = Worker(msgspec.json.decode(stdin.readline(), type=Setup))
-    except InputError as error:
-        say(Answer(error=str(error)))
-        return
-    say(Answer())
-    for line in stdin:
-        say(worker.do(msgspec.json.decode(line, type=Job)))
+def _evaluate(server: Server, request: str, reply: str) -> None:
+    with Path(request).open("rb") as file:
+        view = container.View(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+    answer = server.evaluate(container.read_request(server.plan, view, hashed=True))
+    with Path(reply).open("r+b") as out:  # the server made the file, so a late worker leaves nothing behind
+        for part in container.write_reply(server.plan, answer):
+            out.write(part)
 
 
-if __name__ == "__main__":
-    main()
+def limit_memory(limit: int | None, needed: int) -> int | None:
+    """Limit this process to `limit` bytes; None means its present memory plus `needed`, 0 means no limit.
+
+    Counts private writable memory, so mapped payloads are free. Returns the limit, or None if none was set: only Linux
+    both counts such memory and enforces the limit.
+    """
+    if limit == 0 or not _STATUS.exists():
+        return None
+    import resource  # not on every platform
+
+    now = next(int(line.split()[1]) for line in _STATUS.read_text().splitlines() if line.startswith("VmData:")) * 1024
+    if limit is not None and limit < now:
+        raise InputError(
+            f"a worker has {now / 2**20:.0f} MiB in use once its models are loaded, which is more than the "
+            f"{limit / 2**20:.0f} MiB it may have; give it more"
+        )
+    chosen = now + needed + _SPARE if limit is None else limit
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if most != resource.RLIM_INFINITY:
+        chosen = min(chosen, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (chosen, most))
+    return chosen

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quad4fhe._files import one_line, write_atomically
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError, MissingExtraError
+from quad4fhe.io.files import one_line, write_atomically
 from quad4fhe_reproduce import missing
 from quad4fhe_reproduce.data.prepared import Note, how_to_get, note_path
 from quad4fhe_reproduce.data.sets import DataSet

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import IntArray
-from quad4fhe._files import open_npz, opened, parsing, read_npz
 from quad4fhe.errors import InputError
+from quad4fhe.io.files import open_npz, opened, parsing, read_npz
 from quad4fhe_reproduce.data.sets import DataSet
 
 _BLOCK = 2**20

@@ -1,0 +1,1 @@
+"""Calibration data in shards, and the statistics that fitting asks of them."""

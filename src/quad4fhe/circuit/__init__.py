@@ -1,1 +1,0 @@
-"""The circuit in the clear: folding, bounds, planning, simulation. No cryptography is imported here."""

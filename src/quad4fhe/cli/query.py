@@ -1,0 +1,395 @@
+"""`quad4fhe query`: encrypt here, have a server (or `score`, for requests in a folder) compute, decrypt here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quad4fhe.cli.app import app
+from quad4fhe.cli.options import (
+    AskPassphrase,
+    Box,
+    BoxOption,
+    CaOption,
+    ClipFlag,
+    DataFile,
+    JsonFlag,
+    LabelOption,
+    LayoutChoice,
+    ModelOption,
+    PassphraseFile,
+    TokenOption,
+    WidenOption,
+    connect,
+    named_columns,
+    read_passphrase,
+)
+from quad4fhe.cli.predict import csv_columns, csv_text, warn_of_drift
+from quad4fhe.cli.terminal import at_work, count, name_problems, print_json, print_table, say
+from quad4fhe.errors import InputError
+from quad4fhe.io.files import check_place, write_atomically, writing
+
+if TYPE_CHECKING:
+    from quad4fhe import Plan
+    from quad4fhe._arrays import Array
+    from quad4fhe.feature_part import FeaturePart
+    from quad4fhe.folders.batches import Batch
+    from quad4fhe.he.keys import StoredKey
+    from quad4fhe.he.predict import Prediction
+    from quad4fhe.he.prepared import PreparedFolder
+    from quad4fhe.serve.client import Answers
+
+_SERVERS = ("http://", "https://")
+_BILL = ("requests", "upload_bytes", "download_bytes", "key_bytes", "clipped", "canaries", "seconds")
+
+
+@app.command("query")
+def query_command(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="The server, such as https://host:port; or a folder of requests.", show_default=False
+        ),
+    ],
+    data: DataFile,
+    label_column: LabelOption = None,
+    model: ModelOption = None,
+    layout: LayoutChoice = None,
+    key: Annotated[
+        Path | None, typer.Option(help="A key made by `keygen`; by default a new key for this query only.")
+    ] = None,
+    passphrase_file: PassphraseFile = None,
+    ask_passphrase: AskPassphrase = False,
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+    box: BoxOption = None,
+    widen: WidenOption = None,
+    clip: ClipFlag = False,
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time for one message, repeated attempts included.")
+    ] = 120.0,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option("--plan", help="Accept only this plan; if URL is a folder, write encrypted requests there."),
+    ] = None,
+    replies: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="If URL is a folder of requests: read their replies from this folder."),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight at the same time.", min=1)] = 2,
+    canaries: Annotated[
+        int,
+        typer.Option(help="Hide this many samples of --known in each request (layout batch) and check them.", min=0),
+    ] = 0,
+    known: Annotated[
+        Path | None, typer.Option(help="Samples with their logits (`predict FIT DATA -o known.npz`), for --canaries.")
+    ] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The model's feature part (`export --features`); else the server's is used."),
+    ] = None,
+    prepare: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="After the answers, make ahead what N later queries with --key need (layout lift); each is used once.",
+            min=0,
+        ),
+    ] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Encrypt DATA, have a server classify it, and decrypt the result.
+
+    Never send the decrypted logits back to the server; SECURITY.md explains why. --key or --plan pins the plan: samples
+    outside its box are rejected before anything is sent. Without either, the plan comes from the server, and all
+    samples are sent before those outside the box are reported. --box FILE is a box of your own, which the samples must
+    lie in as well. --canaries detects a server that computes something
+    else. --prepare N does the part of N later queries that does not depend on their samples, into the folder
+    KEY.prepared; do not copy that folder, since a part that is used twice shows how two queries differ.
+
+    If the model has a feature part, DATA holds raw inputs. The part comes from --features or from the server, its hash
+    must be the one in the plan, and it runs here: only its features are encrypted and sent.
+
+    Without a server: write requests to a folder (--plan), answer them with `score`, and read the replies (--replies).
+
+    Example: quad4fhe query http://127.0.0.1:8443 test.npz -o decisions.csv
+    quad4fhe query https://host:8443 test.npz --key own.key --token-file token
+    quad4fhe query https://host:8443 test.npz --canaries 32 --known known.npz
+    quad4fhe query batches test.npz --plan plan.json --key own.key
+    quad4fhe query batches test.npz --replies replies --key own.key
+
+    Exit 1: with --replies: some requests have no reply yet, or a damaged one
+    """
+    import numpy as np
+
+    from quad4fhe import Plan
+    from quad4fhe.feature_part import FeaturePart
+    from quad4fhe.he import keys
+    from quad4fhe.he.canaries import Known
+    from quad4fhe.he.session import Client
+    from quad4fhe.planning.box import moved
+
+    if out is not None:
+        check_place(out)
+    if prepare and key is None:
+        raise InputError("--prepare is for later queries with the same key: add --key, made by quad4fhe keygen")
+    choice = Box(box, widen, clip)
+    folder = replies is not None or (plan_file is not None and not url.startswith(_SERVERS))
+    if folder:
+        _check_folder(url, plan_file, replies, key, box=choice, out=out, canaries=bool(canaries or known))
+    elif Path(url).is_dir():
+        raise InputError(f"{url} is a folder: add --plan to write requests there, or --replies to read the answers")
+    stored = None if key is None else keys.load(key, read_passphrase(passphrase_file, ask_passphrase))
+    part = None if features is None else FeaturePart.load(features)
+    if folder:
+        assert stored is not None
+        read = Reader(data, label_column, part)
+        if replies is not None:
+            read_folder(Path(url), read, replies, stored, out=out, json=json)
+        else:
+            write_folder(Path(url), read, Plan.load(str(plan_file)), stored, box=choice, json=json)
+        return
+    pinned = None if plan_file is None else Plan.load(plan_file)
+    agreed = pinned if stored is None else stored.plan
+    # The server must not hear of samples that are unusable; only columns with names, and raw inputs whose feature part
+    # the server has, may need its plan to be read.
+    read = Reader(data, label_column, part)
+    asked = read.early(agreed)
+    X = None if asked is None else choice.held(asked, None if agreed is None else agreed.names)
+    pairs = None if known is None else Known.load(known)
+    options: dict[str, Any] = {"model": model, "layout": layout, "token_file": token_file, "ca": ca}
+    ahead = None if key is None or stored is None else _prepared(key, stored)
+    options |= {"plan": pinned, "key": stored, "patience": patience, "features": part, "prepared": ahead}
+    with at_work() as progress, connect(url, **options) as remote:
+        if key is not None and stored is not None:
+            remote.drift = keys.resume_watch(key, stored)
+        plan, trusted = remote.plan, remote.pinned
+        if asked is None or X is None:
+            asked = replace(read, part=remote.feature_part).samples(plan)
+            X = choice.held(asked, plan.names)
+        elif remote.feature_part is not None:  # numbers in rows, which may be raw inputs as well
+            X = asked = remote.feature_part(X)
+        found = remote.predict(X, clip=clip, known=pairs, canaries=canaries, concurrency=concurrency, progress=progress)
+    found = replace(found, clipped=moved(asked, np.clip(X, *plan.domain.box)))
+    if key is not None and stored is not None and remote.drift is not None:
+        keys.remember_watch(key, stored, remote.drift)
+    if out is not None:
+        write_atomically(out, csv_text(_prediction(found, plan)).encode())
+    if prepare and ahead is not None:
+        Client(plan, stored).prepare(prepare, ahead)
+    if json:
+        document = {"model": plan.model_id, "layout": plan.layout, "plan": plan.sha256.hex(), "pinned": trusted}
+        document |= {name: getattr(found, name) for name in _BILL}
+        print_json(
+            document | {name: value for name, value in _prediction(found, plan).to_dict().items() if name != "bill"}
+        )
+        return
+    print_table("answers", _lines(found, plan))
+    warn_of_drift(found.drift)
+    if not trusted:
+        given = {"--layout": plan.layout, "--token-file": token_file, "--ca": ca, "--model": model}
+        words = "".join(f" {name} {value}" for name, value in given.items() if value is not None)
+        say(f"To accept only this plan from now on: quad4fhe keygen own.key --server {url}{words}")
+        say("then add --key own.key to this query.")
+    if out is not None:
+        say(f"Decisions and logits are in {out}.")
+
+
+def _prepared(key: Path, stored: StoredKey) -> PreparedFolder:
+    """What was made ahead for a key, in the folder beside it."""
+    from quad4fhe.he.prepared import PreparedFolder
+
+    return PreparedFolder(key.with_name(key.name + ".prepared"), stored)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How DATA is read: the column of its labels, and the feature part, if it is known."""
+
+    data: Path
+    label: str | None
+    part: FeaturePart | None
+
+    def early(self, agreed: Plan | None) -> Array | None:
+        """The samples, if they can be read before the server is asked; else None."""
+        from quad4fhe.io.samples import read_feature_names
+
+        if agreed is not None:
+            return self.samples(agreed) if agreed.feature_part is None or self.part is not None else None
+        if self.part is not None or read_feature_names(self.data, self.label) is not None:
+            return None
+        try:
+            return self.samples(None)
+        except InputError as error:
+            raise InputError(
+                f"{error}. If the model takes raw inputs, pin its plan first: quad4fhe keygen own.key --server URL, "
+                "then add --key own.key"
+            ) from None
+
+    def samples(self, plan: Plan | None) -> Array:
+        """The samples, with their columns in the order of the plan's names; features where the plan names a part."""
+        from quad4fhe import read_samples
+        from quad4fhe._arrays import tensor
+        from quad4fhe.raw import samples_through
+
+        named = named_columns(None if plan is None else plan.names, self.label)
+        if plan is None or plan.feature_part is None:
+            return tensor("X", read_samples(self.data, "test", named)[0], 2)
+        if self.part is None:
+            raise InputError(
+                "the plan's model has a feature part, which is not here; write it with: "
+                "quad4fhe export FIT --features part.onnx, and add --features part.onnx"
+            )
+        if self.part.sha256 != plan.feature_part:
+            raise InputError(
+                f"the feature part has SHA-256 {self.part.sha256[:16]}..., the plan names another: not used"
+            )
+        return samples_through(self.part, self.data, "test", named)[0]
+
+
+def _prediction(found: Answers, plan: Plan) -> Prediction:
+    from quad4fhe.he.predict import Prediction
+
+    names = plan.names
+    return Prediction(found.decisions, found.logits, reliable=found.reliable, drift=found.drift, names=names)
+
+
+def _lines(found: Answers, plan: Plan) -> list[tuple[str, str]]:
+    """The answers and their cost in words."""
+    from quad4fhe.he.predict import reliable_line
+    from quad4fhe.planning.costs import readable_bytes, readable_seconds
+
+    lines = [_prediction(found, plan).summary()[0], ("model", plan.model_id)]
+    lines += [] if found.reliable is None else [reliable_line(found.reliable)]
+    lines.append(("how", f"encrypted with CKKS, layout {plan.layout}, ring N = {plan.chain.ring}"))
+    if found.clipped:
+        outside = count(found.clipped, "sample")
+        lines.append(("clipped", f"{outside} outside the box: decided at its edge, not as given"))
+    if found.canaries:
+        lines.append(("canaries", f"{found.canaries} in each request, all with the known logits"))
+    keyed = f", {readable_bytes(found.key_bytes)} of keys once" if found.key_bytes else ""
+    traffic = f"{readable_bytes(found.upload_bytes)} up, {readable_bytes(found.download_bytes)} down"
+    lines.append(("traffic", f"{traffic} in {count(found.requests, 'request')}{keyed}"))
+    return [*lines, ("time", readable_seconds(found.seconds))]
+
+
+# --- requests in a folder ---------------------------------------------------------------------------------------
+
+
+def _check_folder(
+    url: str, plan: Path | None, replies: Path | None, key: Path | None, *, box: Box, out: Path | None, canaries: bool
+) -> None:
+    """Reject options that do not belong to requests in a folder."""
+    if canaries:
+        raise InputError("--canaries and --known are for a server; leave them out for requests in a folder")
+    if url.startswith(_SERVERS):
+        raise InputError("--replies is for requests in a folder; leave it out for a server")
+    if key is None:
+        raise InputError("requests in files are read back later, so their key is kept: add --key (see keygen --plan)")
+    if replies is not None and (plan is not None or box):
+        raise InputError("--plan, --box, --widen and --clip belong to writing requests; leave them out with --replies")
+    if box.file is not None and box.clip:
+        raise InputError("--clip moves samples to the edge of the plan's box here; leave --box out, or --clip")
+    if replies is None and out is not None:
+        raise InputError("--out belongs to reading --replies; there are no answers yet when requests are written")
+
+
+def write_folder(folder: Path, read: Reader, plan: Plan, key: StoredKey, *, box: Box, json: bool) -> None:
+    """`query FOLDER DATA --plan`: encrypt into files that `score` answers elsewhere."""
+    from quad4fhe.folders.batches import write_requests
+    from quad4fhe.planning.costs import readable_bytes
+
+    with at_work() as progress:
+        X = read.samples(plan)
+        found = write_requests(plan, key, box.held(X, plan.names), folder, clip=box.clip, progress=progress)
+    if json:
+        print_json({**vars(found), "index": str(found.index), "folder": str(folder), "model": plan.model_id})
+        return
+    before = f", {found.before} of them from an earlier run" if found.before else ""
+    written = f"{count(found.requests, 'file')} in {folder}{before}; {readable_bytes(found.request_bytes)} now"
+    lines = [("requests", written)]
+    if found.key_bytes:
+        lines.append(("keys", f"{readable_bytes(found.key_bytes)} of evaluation keys, in the folder"))
+    if found.clipped:
+        lines.append(("clipped", f"{count(found.clipped, 'sample')} outside the box: moved to its edge"))
+    lines.append(("index", f"{found.index}: stays here, with the key"))
+    print_table("encrypted", lines)
+    say(f"Answer the requests with: quad4fhe score FIT {folder} REPLIES")
+    say(f"Then read the answers:    quad4fhe query {folder} {read.data} --key KEY --replies REPLIES -o out.csv")
+
+
+def read_folder(folder: Path, read: Reader, replies: Path, key: StoredKey, *, out: Path | None, json: bool) -> None:
+    """`query FOLDER DATA --replies`: decrypt what `score` answered; exit code 1 if a reply is missing."""
+    from quad4fhe.folders.batches import read_replies
+    from quad4fhe.folders.run import Problem
+    from quad4fhe.mlp import decide
+
+    counts: Counter[int] = Counter()
+    problems: list[Problem] = []
+    watch = key.plan.watch()
+    kept: dict[str, list[Any]] = {"decisions": [], "logits": []}
+    with at_work() as progress, contextlib.ExitStack() as stack:
+        X = read.samples(key.plan)
+        file = None if out is None else stack.enter_context(writing(out))
+        for batch in read_replies(key, X, folder, replies, progress=progress):
+            if batch.logits is None:
+                problems.append(Problem(batch.file, batch.reason))
+            else:
+                if watch is not None:
+                    watch.observe(batch.logits, X[batch.rows])
+                counts.update(decide(batch.logits).tolist())
+            if file is not None:
+                file.write(_csv_rows(batch, key.plan, head=file.tell() == 0).encode())
+            elif json:
+                _keep(kept, batch, key.plan)
+    if json:
+        document: dict[str, Any] = {"samples": len(X), "answered": counts.total()}
+        document["missing"] = [vars(problem) for problem in problems]
+        document["drift"] = None if watch is None else watch.drift.to_dict()
+        print_json(document | ({"out": str(out)} if out is not None else kept))
+    else:
+        names = key.plan.names
+        shown = ", ".join(f"{names.decided(c)}: {n}" for c, n in sorted(counts.items()))
+        print_table("answers", [("decisions", f"{counts.total()} of {count(len(X), 'sample')}; {shown or 'none'}")])
+        name_problems("missing", problems)
+        warn_of_drift(None if watch is None else watch.drift)
+        if out is not None:
+            say(f"Decisions and logits are in {out}{', empty where a reply is missing' if problems else ''}.")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _decided(logits: Array, plan: Plan) -> Prediction:
+    from quad4fhe.he.predict import Prediction
+    from quad4fhe.mlp import decide
+
+    return Prediction(decide(logits), logits, reliable=plan.is_reliable(logits), names=plan.names)
+
+
+def _keep(kept: dict[str, list[Any]], batch: Batch, plan: Plan) -> None:
+    """Append a batch to the columns of the JSON document, None where there is no reply."""
+    missing = [None] * (batch.rows.stop - batch.rows.start)
+    found = None if batch.logits is None else _decided(batch.logits, plan)
+    kept["decisions"] += missing if found is None else found.decisions.tolist()
+    kept["logits"] += missing if found is None else found.logits.tolist()
+    if plan.reliable is not None:
+        marks = None if found is None else found.reliable
+        kept.setdefault("reliable", []).extend(missing if marks is None else marks.tolist())
+
+
+def _csv_rows(batch: Batch, plan: Plan, *, head: bool) -> str:
+    """One line of CSV per sample, with empty cells where there is no reply, so that every row keeps its place."""
+    import numpy as np
+
+    if batch.logits is None:
+        empty = _decided(np.empty((0, batch.outputs)), plan)
+        width = len(csv_columns(empty.names, batch.outputs, reliable=plan.reliable is not None))
+        rows: int = batch.rows.stop - batch.rows.start
+        return (csv_text(empty) if head else "") + ("," * (width - 1) + "\n") * rows
+    return csv_text(_decided(batch.logits, plan), header=head)

@@ -1,0 +1,71 @@
+"""`quad4fhe verify`: recheck a certificate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quad4fhe.cli.app import app
+from quad4fhe.cli.options import CalibFile, FitFile, JsonFlag, LabelOption, PoolOption, WorkersOption
+from quad4fhe.cli.terminal import at_work, count, print_json, print_table
+
+if TYPE_CHECKING:
+    from quad4fhe import Verified
+
+_MEANING = {"lossless": "every calibration decision is kept, exactly", "measured": "the mismatches are as listed"}
+
+
+@app.command("verify")
+def verify_command(
+    fit_file: FitFile,
+    calib: CalibFile,
+    model: Annotated[Path | None, typer.Option(help="Also check that the fit belongs to this model.")] = None,
+    holdout: Annotated[
+        Path | None, typer.Option(help="The hold-out rows: also recount the promise about new inputs.")
+    ] = None,
+    label_column: LabelOption = None,
+    pool: PoolOption = None,
+    workers: WorkersOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Recheck the certificate of FIT exactly, without the solvers.
+
+    CALIB must be the data that the fit was made on; the certificate names its SHA-256. Decisions that floating point
+    can't settle are settled in integer arithmetic, so the result does not depend on the machine. Every printed figure
+    is computed by the check. Statements of the file about how it was made (regime, seed, diagnostics) are neither
+    checked nor printed.
+
+    Example: quad4fhe verify fit.safetensors calib.npz --model model.onnx
+
+    Exit 1: the certificate does not hold for this data or model, or the file was changed
+    """
+    import msgspec
+
+    from quad4fhe import MLP, Fit, verify
+
+    with at_work() as progress:
+        fitted = Fit.load(fit_file)
+        mlp = None if model is None else MLP.load(model)
+        options: dict[str, Any] = {"pool": pool, "workers": workers, "label_column": label_column}
+        verified = verify(fitted, mlp, calib, progress, X_holdout=holdout, **options)
+    if json:
+        print_json(msgspec.to_builtins(verified))
+        return
+    print_table("certificate holds", describe_verified(verified))
+
+
+def describe_verified(verified: Verified) -> list[tuple[str, str]]:
+    """A successful check in words."""
+    needed = count(verified.rational, "decision")
+    lines = [
+        ("statement", f"{verified.statement}: {_MEANING[verified.statement]}"),
+        ("kept", f"{verified.samples - verified.mismatches} of {count(verified.samples, 'decision')} kept"),
+        ("smallest margin", f"{verified.margin:.6g}"),
+        ("how", f"{needed} needed exact arithmetic; an error bound settles the others"),
+    ]
+    if verified.impossible:
+        rows = len(verified.weights)
+        lines.append(("impossible", f"{rows} rows contradict each other exactly, so some decision must be lost"))
+    return lines + ([] if verified.guarantee is None else verified.guarantee.lines())

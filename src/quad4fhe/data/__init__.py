@@ -1,1 +1,0 @@
-"""Samples from outside: files of the user's own."""

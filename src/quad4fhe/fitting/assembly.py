@@ -1,0 +1,134 @@
+"""Builds the Fit from a run and its certified candidate, and measures how coarsely the coefficients can be rounded."""
+
+from __future__ import annotations
+
+import operator
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+
+import numpy as np
+import scipy
+
+from quad4fhe._arrays import Array, IntArray
+from quad4fhe.calibration.lift import offsets, shard_lift
+from quad4fhe.calibration.shards import Shard
+from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, Quantisation, Slack
+from quad4fhe.fitting.families import FAMILIES
+from quad4fhe.fitting.result import Fit, count_agreement
+from quad4fhe.fitting.run import Candidate, Run
+from quad4fhe.io.rows import Rows
+from quad4fhe.mlp import MLP
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.proof.exact import shard_decisions, target_labels
+from quad4fhe.proof.holdout import Guarantee
+
+_DECIMALS, _BITS = 17, 52  # beyond these a float64 of order one does not change
+_Four = tuple[float, float, float, float]
+
+
+def assemble(run: Run, found: Candidate, X_test: Rows | None, guarantee: Guarantee | None) -> Fit:
+    """The Fit of a certified candidate."""
+    with run.stage("diagnostics"):
+        exact = FAMILIES.get(found.family).is_learned or found.model.degree > 2
+        decimals, bits = (None, None) if exact else coarsest(run, found)
+        test = None if X_test is None else count_agreement(run.mlp, found.model, X_test, "X_test")
+    certificate, step, cap = found.certified, found.step, found.cap
+    diagnostics = Diagnostics(
+        samples=certificate.samples,
+        classes=run.lift.classes,
+        hard=run.hard,
+        calibration=Agreement.of(certificate.samples, len(certificate.mismatches)),
+        test=test,
+        margin=found.margin,
+        normalised_margin=found.normalised_margin,
+        slack=None if step is None else Slack(count=step.slack_count, sum=step.slack_sum, max=step.slack_max),
+        mu=None if cap is None else cap.mu,
+        mu_plus=None if cap is None else cap.mu_plus,
+        mu_minus=None if cap is None else cap.mu_minus,
+        critical_mu=run.critical_mu,
+        weight=None if step is None else step.weight,
+        gap=None if step is None else step.gap,
+        cap_trace=run.cap_trace,
+        soft_trace=run.soft_trace,
+        best_line=run.best_line,
+        quantisation=Quantisation(tolerance=found.tolerance, decimals=decimals, bits=bits),
+        sweeps=run.sweeps,
+        notes=run.notes,
+        seconds=run.seconds,
+        families=run.families,
+        family_trace=run.family_trace,
+        conditioning=run.conditioning,
+    )
+    return Fit(
+        mlp=run.mlp,
+        model=found.model,
+        family=found.family,
+        regime=found.regime,
+        threshold=run.threshold,
+        alpha=found.alpha,
+        beta=found.beta,
+        eta=found.eta,
+        tau=found.tau,
+        seed=run.seed,
+        box=run.lift.box,
+        margins=found.margins,
+        diagnostics=diagnostics,
+        certificate=certificate,
+        versions={
+            "quad4fhe": version("quad4fhe"),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "scipy": scipy.__version__,
+        },
+        guarantee=guarantee,
+    )
+
+
+def coarsest(run: Run, found: Candidate) -> tuple[int | None, int | None]:
+    """The fewest decimals, and the fewest bits after the point, to which alpha, beta, eta and tau can be rounded.
+
+    Every decision stays, including those that differ from the ReLU model's.
+    """
+    exact = (found.alpha, found.beta, found.eta, found.tau)
+    model, B_b = found.model, offsets(run.mlp)
+
+    def first(limit: int, rounded: Callable[[float, int], float]) -> int | None:
+        for places in range(limit + 1):
+            alpha, beta, eta, tau = (rounded(value, places) for value in exact)
+            # The statistics quickly reject most roundings; only the model itself can accept one.
+            if not run.shards.total(operator.and_, _seems_same, model, (alpha, beta, eta, tau), *B_b):
+                continue
+            near = QuadraticModel.shared(run.mlp, alpha, beta, eta, tau)
+            if run.shards.total(operator.and_, _is_same, model, near):
+                return places
+        return None
+
+    decimals = first(_DECIMALS, round)
+    return decimals, first(_BITS, lambda value, bits: float(np.ldexp(np.rint(np.ldexp(value, bits)), -bits)))
+
+
+def _labels(shard: Shard, model: PolynomialModel) -> IntArray:
+    """The decisions of the unrounded model, which `certify` stored here; computed again if a worker was lost."""
+    mlp: MLP = shard.subject
+    small = np.min_scalar_type(mlp.classes - 1)
+    labels: IntArray
+    (labels,) = shard.keep(("labels", model.sha256), lambda: (shard_decisions(model, shard).label.astype(small),))
+    return labels
+
+
+def _seems_same(shard: Shard, model: PolynomialModel, near: _Four, B: Array, b: Array) -> bool:
+    labels = _labels(shard, model)
+    alpha, beta, eta, tau = near
+    block = shard_lift(shard, B, b, target_labels).shifted(tau)
+    for rows, Q, L, _ in block.chunks():
+        scores = Q * alpha
+        scores += L * beta
+        scores += eta * block.B + block.b
+        if not np.array_equal(np.argmax(scores, axis=1), labels[rows]):
+            return False
+    return True
+
+
+def _is_same(shard: Shard, model: PolynomialModel, near: QuadraticModel) -> bool:
+    return np.array_equal(shard_decisions(near, shard).label, _labels(shard, model))

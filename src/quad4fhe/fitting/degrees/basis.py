@@ -1,0 +1,116 @@
+"""Orthonormal polynomials of each hidden unit's own pre-activations: the coordinates of fits of higher degree.
+
+Powers of a pre-activation are hopelessly correlated from degree 4 on. Here unit j has polynomials phi_1 ... phi_p of
+its own, orthonormal over the calibration rows (Stieltjes' recurrence), so that a ridge means the same for every degree.
+A basis of degree p contains those of all lower degrees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe._arrays import Array
+from quad4fhe.mlp import MLP
+
+Single = NDArray[np.float32]
+_STILL = 1e-9  # a spread this small, relative to the mean, is rounding: the unit is a constant
+_FLAT = 1e-5  # a unit with so few values that the next polynomial vanishes on all of them has no further ones
+_ROWS = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """phi_{k+1} = scale_k ((v - centre_k) phi_k - back_k phi_{k-1}) with v = (y - mean) / spread and phi_0 = 1.
+
+    `mean` and `spread` are (m,); `centre`, `back` and `scale` are (p, m). A scale of zero ends a unit's basis.
+    """
+
+    mean: Array
+    spread: Array
+    centre: Array
+    back: Array
+    scale: Array
+
+    @classmethod
+    def of(cls, mlp: MLP, X: NDArray[Any], degree: int, *, pooled: bool = False) -> Basis:
+        """The basis over the rows X (n, d), which are held in memory as pre-activations.
+
+        `pooled` makes one basis for all units, orthonormal over the pre-activations of all of them.
+        """
+        y = mlp.hidden(X)
+        mean = _mean(y, pooled)
+        y -= mean
+        spread = np.sqrt(_mean(np.square(y), pooled))
+        spread[spread <= _STILL * (1.0 + np.abs(mean))] = np.inf
+        y /= spread
+        m = mlp.units
+        centre, back, scale = np.zeros((degree, m)), np.zeros((degree, m)), np.zeros((degree, m))
+        below, at = np.zeros_like(y), np.ones_like(y)
+        for k in range(degree):
+            centre[k] = _mean(y * at * at, pooled)
+            if k:
+                back[k] = np.divide(1.0, scale[k - 1], where=scale[k - 1] > 0, out=np.zeros(m))
+            above = (y - centre[k]) * at - back[k] * below
+            norm = np.sqrt(_mean(np.square(above), pooled))
+            scale[k] = np.divide(1.0, norm, where=norm > _FLAT, out=np.zeros(m))
+            below, at = at, above * scale[k]
+        return cls(mean, spread, centre, back, scale)
+
+    @property
+    def width(self) -> int:
+        """How many features a row has."""
+        return self.degree * self.units
+
+    @property
+    def degree(self) -> int:
+        """The highest degree p."""
+        return int(self.centre.shape[0])
+
+    @property
+    def units(self) -> int:
+        """The number m of hidden units."""
+        return int(self.mean.size)
+
+    def features(self, y: Array) -> Single:
+        """phi_1 ... phi_p of pre-activations y (n, m), shape (n, p m); the block of phi_k comes at (k - 1) m."""
+        out = np.empty((y.shape[0], self.degree, self.units), dtype=np.float32)
+        for start in range(0, len(y), _ROWS):
+            rows = slice(start, start + _ROWS)
+            v = (y[rows] - self.mean) / self.spread
+            below, at = np.zeros_like(v), np.ones_like(v)
+            for k in range(self.degree):
+                below, at = at, ((v - self.centre[k]) * at - self.back[k] * below) * self.scale[k]
+                out[rows, k] = at
+        return out.reshape(len(y), -1)
+
+    def powers(self, middle: Array, radius: Array) -> Array:
+        """C (p, p + 1, m) with phi_k = sum_i C[k - 1, i] u^i, u = (y - middle) / radius; exact, then rounded once."""
+        p, m = self.degree, self.units
+        out = np.zeros((p, p + 1, m))
+        for j in range(m):
+            if not np.isfinite(self.spread[j]):
+                continue
+            slope = Fraction(radius[j]) / Fraction(self.spread[j])
+            start = (Fraction(middle[j]) - Fraction(self.mean[j])) / Fraction(self.spread[j])
+            below, at = [Fraction(0)] * (p + 1), [Fraction(1)] + [Fraction(0)] * p
+            for k in range(p):
+                if not self.scale[k, j]:
+                    break
+                fixed = start - Fraction(self.centre[k, j])
+                back, scale = Fraction(self.back[k, j]), Fraction(self.scale[k, j])
+                above = [
+                    scale * (fixed * at[i] + (slope * at[i - 1] if i else 0) - back * below[i]) for i in range(k + 2)
+                ] + [Fraction(0)] * (p - k - 1)
+                below, at = at, above
+                out[k, :, j] = [float(value) for value in at]
+        return out
+
+
+def _mean(values: Array, pooled: bool) -> Array:
+    mean: Array = values.mean(axis=0)
+    return np.full_like(mean, mean.mean()) if pooled else mean

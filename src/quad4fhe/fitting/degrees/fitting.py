@@ -1,0 +1,248 @@
+"""A fit of degree above two: which degree and family, and the rounded, certified candidate.
+
+Families are judged by cross-validation at the degree that was asked for and at the one below, which is taken instead
+where it keeps more. For two classes the shared family first tries to separate hulls, then reduced hulls, in R^p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from quad4fhe._arrays import Array
+from quad4fhe.calibration.shards import Shard
+from quad4fhe.errors import InputError, TargetNotReachedError
+from quad4fhe.fitting import notes
+from quad4fhe.fitting.degrees import DEGREES, binary, multiclass
+from quad4fhe.fitting.degrees.basis import Basis
+from quad4fhe.fitting.degrees.copies import SHARES, Copies
+from quad4fhe.fitting.degrees.rounding import GRID, Bits, Units, rounded_units
+from quad4fhe.fitting.degrees.selection import DegreeSelection
+from quad4fhe.fitting.families import AUTO, FAMILIES, SHARED
+from quad4fhe.fitting.families.features import FOLDS
+from quad4fhe.fitting.families.learning import Learned, measure, power_of, scaled_head
+from quad4fhe.fitting.families.selection import Judged
+from quad4fhe.fitting.run import Candidate, Run
+from quad4fhe.mlp import MLP, decide
+from quad4fhe.polynomial import PolynomialModel
+from quad4fhe.regime import Regime
+
+COSTS = {2: 1.0, 3: 1.3, 4: 2.3, 6: 4.9, 8: 7.4}
+"""Server time under encryption (layout batch, strict) over that of degree 2: measured at 3 and 4, scaled above."""
+_FEWEST = 2 * FOLDS  # rows
+_LOST = 0.25  # of a standard error: what rounding the coefficients may cost
+_LEFT_OUT = 1.0  # of a standard error: what leaving out the smallest polynomials of a head may cost
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """A family at a degree, as it was judged."""
+
+    selection: DegreeSelection
+    judged: Judged
+
+    @property
+    def score(self) -> float:
+        return float(self.judged.score.mean())
+
+
+class Ladder:
+    """The degrees of one fit: judged when asked for, fitted on all rows."""
+
+    def __init__(self, run: Run, part: Learned, family: str, budget: int) -> None:
+        if run.lift.samples < _FEWEST:
+            raise InputError(f"degrees above 2 need at least {_FEWEST} calibration rows, X_cal has {run.lift.samples}")
+        self.run, self.part, self.budget = run, part, budget
+        self.families = tuple(FAMILIES.names()) if family == AUTO else (family,)
+        self.power = power_of(run.mlp, part.X)
+        self.mlp = scaled_head(run.mlp, -self.power)
+        low, high = run.shards.total(_wider, _ranges)
+        self.low, self.high = low, high
+        self._tried: dict[int, _Tried] = {}
+
+    def judge(self, degree: int) -> _Tried:
+        """The smallest family within one standard error of the best at this degree."""
+        if degree not in self._tried:
+            tried = [self._judged(degree, name) for name in self.families]
+            best = max(tried, key=lambda each: each.score)
+            self._tried[degree] = next(each for each in tried if _ties(each, best))
+        return self._tried[degree]
+
+    def _judged(self, degree: int, family: str) -> _Tried:
+        run = self.run
+        with run.stage("families"):
+            selection = DegreeSelection(
+                self.mlp,
+                self.part.X,
+                self.part.target,
+                degree,
+                pooled=family == SHARED,
+                seed=run.seed,
+                budget=self.budget,
+                progress=run.progress,
+            )
+            judged = selection.judge(family)
+        run.families.append(judged.trial)
+        run.family_trace += selection.trace
+        return _Tried(selection, judged)
+
+    def fit(self, degree: int) -> Candidate:
+        """The judged family of a degree on all rows, rounded and certified."""
+        tried, run = self.judge(degree), self.run
+        family, setting = tried.judged.family, tried.judged.setting
+        found: Candidate | None = None
+        if family == SHARED:
+            found = self._separated(tried.selection.basis)
+            if found is not None and (found.regime.is_hard or found.regime.is_reduced):
+                return measure(run, found)
+        with run.stage("families"):
+            weights, constant = tried.selection.point(family)
+            if FAMILIES.get(family).is_free:
+                model = self._free(tried.selection.basis, weights, constant)
+            else:
+                own = own_coefficients(self.mlp, weights)
+                if family == SHARED:  # equal for all units but for the last bits that dividing by W2 costs
+                    own = np.repeat(np.median(own, axis=1, keepdims=True), own.shape[1], axis=1)
+                model = self.rounded(tried.selection.basis, own, constant)
+        if found is not None and self._kept(found.model) > self._kept(model):
+            return measure(run, found)
+        regime = Regime("kl", polished=setting is not None and setting.finish)
+        return measure(run, Candidate(run.mlp, family, regime, None, None, None, free=model))
+
+    def _separated(self, basis: Basis) -> Candidate | None:
+        """A shared fit that separates the decisions, strictly or with slack."""
+        run = self.run
+        if run.mlp.classes == 2 and not binary.is_fixed(run.mlp):
+            return binary.separated(run, self.part, basis, self._rounded)
+        found = multiclass.hard(run, self.part, basis, self._rounded)
+        return found or multiclass.soft(run, self.part, basis, self._rounded)
+
+    def _rounded(self, basis: Basis, own: Array, constant: Array, *, lossless: bool = False) -> PolynomialModel:
+        """The same as `rounded`, for constants on the scale of the logits."""
+        return self.rounded(basis, own, np.ldexp(constant, -self.power), lossless=lossless)
+
+    def rounded(self, basis: Basis, own: Array, constant: Array, *, lossless: bool = False) -> PolynomialModel:
+        """The model of fewest bits that keeps the decisions of the finest but for a fraction of a standard error."""
+        pooled = bool((basis.mean == basis.mean[0]).all() and (own == own[:, :1]).all())
+        low, high = (self.low, self.high) if not pooled else (self.low.min(), self.high.max())
+        units = Units.of(np.broadcast_to(low, self.low.shape), np.broadcast_to(high, self.low.shape))
+        return self._fewest_bits(partial(rounded_units, self.mlp, units, basis, own, constant), lossless=lossless)
+
+    def _free(self, basis: Basis, weights: Array, constant: Array) -> PolynomialModel:
+        """A free head of the fewest polynomials within a standard error of all of them, then of the fewest bits."""
+        copies = Copies.split(weights, self.mlp.units)
+        counts = sorted({min(len(copies), max(1, round(share * self.mlp.units))) for share in SHARES} | {len(copies)})
+        makers = [self._maker(copies.first(max(1, count)), basis, constant) for count in counts]
+        kept = self._kept(makers[-1](GRID[-1]))
+        taken = next(make for make in makers if self._kept(make(GRID[-1])) >= kept - self._allowed(kept, _LEFT_OUT))
+        return self._fewest_bits(taken)
+
+    def _maker(self, part: Copies, basis: Basis, constant: Array) -> Callable[[Bits], PolynomialModel]:
+        units = Units.of(self.low[part.of], self.high[part.of])
+        return partial(rounded_units, part.network(self.mlp), units, part.basis(basis), part.own, constant)
+
+    def _fewest_bits(self, make: Callable[[Bits], PolynomialModel], *, lossless: bool = False) -> PolynomialModel:
+        finest = make(GRID[-1])
+        most = self._kept(finest)
+        allowed = 0.0 if lossless else self._allowed(most)
+        for bits in GRID[:-1]:
+            model = make(bits)
+            if self._kept(model) >= most - allowed:
+                return self._unscaled(model)
+        return self._unscaled(finest)
+
+    def _allowed(self, kept: int, share: float = _LOST) -> float:
+        return share * float(np.sqrt(kept * (1 - kept / self.part.target.size)))
+
+    def _kept(self, model: PolynomialModel) -> int:
+        return int(np.count_nonzero(decide(model.logits(self.part.X)) == self.part.target))
+
+    def _unscaled(self, model: PolynomialModel) -> PolynomialModel:
+        if self.power == 0 or model.V is None or model.a is None:
+            return model
+        V, c = np.ldexp(model.V, self.power), np.ldexp(model.c, self.power)
+        return PolynomialModel.by_unit(model.W1, model.b1, V, model.a, c)
+
+
+def fixed(ladder: Ladder, degree: int) -> Candidate:
+    """A fit of this degree, or of the one below where that cross-validates better."""
+    below = max(each for each in DEGREES if each < degree)
+    here, lower = ladder.judge(degree), ladder.judge(below) if below > 2 else None
+    if lower is not None and lower.score > here.score:
+        if here.judged.family == SHARED and (found := ladder.fit(degree)).certified.statement == "lossless":
+            return found
+        ladder.run.notes.append(notes.LOWER_DEGREE.format(degree, below))
+        return ladder.fit(below)
+    return ladder.fit(degree)
+
+
+def chosen(ladder: Ladder, target: float | None, cost: float, quadratic: Callable[[], Candidate]) -> Candidate:
+    """The cheapest degree that reaches the target by cross-validation; without one, the best within the cost.
+
+    `quadratic` makes the fit of degree 2.
+    """
+    if target is not None:
+        return _reaching(ladder, target, quadratic)
+    allowed = [degree for degree in DEGREES if COSTS[degree] <= cost] or [2]
+    tried = {degree: ladder.judge(degree) for degree in allowed}
+    best = max(tried.values(), key=lambda each: each.score)
+    degree = next(degree for degree in allowed if _ties(tried[degree], best))
+    further = [each for each in DEGREES if each not in allowed]
+    if further:
+        _note_next(ladder, further[0])
+    return quadratic() if degree == 2 else ladder.fit(degree)
+
+
+def _reaching(ladder: Ladder, target: float, quadratic: Callable[[], Candidate]) -> Candidate:
+    for degree in sorted(DEGREES, key=lambda each: (COSTS[each], each)):
+        estimate = float(ladder.judge(degree).judged.kept[0].mean())
+        if estimate >= target:
+            found = quadratic() if degree == 2 else ladder.fit(degree)
+            if found.agreement >= target:
+                return found
+    best = max(DEGREES, key=lambda degree: ladder.judge(degree).score)
+    kept = 100 * float(ladder.judge(best).judged.kept[0].mean())
+    raise TargetNotReachedError(
+        f"no degree reaches the target of {100 * target:.3f}% by cross-validation: the best is degree {best} with "
+        f"{kept:.3f}%; lower the target, or use more representative calibration data"
+    )
+
+
+def _note_next(ladder: Ladder, degree: int) -> None:
+    kept = 100 * float(ladder.judge(degree).judged.kept[0].mean())
+    ladder.run.notes.append(notes.NEXT_DEGREE.format(degree, kept, COSTS[degree]))
+
+
+def own_coefficients(mlp: MLP, weights: Array) -> Array:
+    """The coefficients (p, m) of unit polynomials with these weights (K, p m) = own * W2: projections on W2."""
+    sizes = np.einsum("kj,kj->j", mlp.W2, mlp.W2)
+    blocks = np.split(weights, weights.shape[1] // mlp.units, axis=1)
+    own = np.array([np.einsum("kj,kj->j", block, mlp.W2) for block in blocks])
+    return np.asarray(np.divide(own, sizes, where=sizes > 0, out=np.zeros_like(own)))
+
+
+def _ties(candidate: _Tried, best: _Tried) -> bool:
+    if candidate.judged.kept.shape != best.judged.kept.shape:  # judged on other rows
+        share = best.score
+        return best.score - candidate.score <= float(np.sqrt(share * (1 - share) / best.judged.kept.shape[1]))
+    behind, error = candidate.judged.behind(best.judged)
+    return behind <= error
+
+
+def _ranges(shard: Shard) -> tuple[Array, Array]:
+    mlp: MLP = shard.subject
+    low, high = np.full(mlp.units, np.inf), np.full(mlp.units, -np.inf)
+    for _, chunk in shard.chunks(8 * (mlp.features + mlp.units)):
+        y = chunk @ mlp.W1.T + mlp.b1
+        low, high = np.minimum(low, y.min(axis=0)), np.maximum(high, y.max(axis=0))
+    return low, high
+
+
+def _wider(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+    return np.minimum(first[0], second[0]), np.maximum(first[1], second[1])
+
+
+__all__ = ["COSTS", "Ladder", "chosen", "fixed"]

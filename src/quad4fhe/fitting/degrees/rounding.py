@@ -1,0 +1,100 @@
+"""From a fitted polynomial to the model with few bits that runs encrypted: rounded first, measured and certified after.
+
+Under encryption every bit of a weight costs modulus, p times for the first layer. So the fit itself is rounded, and the
+rounded polynomial is the model: its agreement is what is reported, and planning loses nothing by rounding it again.
+
+Unit j becomes u = (y - middle) / 2^e, within [-1, 1] on the calibration rows, so that powers of u are of ordinary size.
+Coefficients are rounded from the highest power down: what rounding a_k adds is taken off again by the lower powers, but
+for a multiple of the orthonormal phi_k. That leaves an error of 1 / C_kk of the step, C_kk the leading coefficient of
+phi_k, which is large: high powers need few bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from quad4fhe._arrays import Array
+from quad4fhe.fitting.degrees.basis import Basis
+from quad4fhe.mlp import MLP
+from quad4fhe.polynomial import PolynomialModel
+
+_LOWER = 16  # extra bits of a coefficient for every power below the highest; far below the scale of any plan's y
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Bits of the largest first weight, of coefficients by the spread of a unit, of the largest head weight."""
+
+    first: int
+    unit: int
+    head: int
+
+
+GRID = (Bits(10, 7, 10), Bits(11, 8, 11), Bits(12, 9, 12), Bits(13, 10, 13), Bits(15, 12, 15), Bits(18, 15, 18))
+"""What is tried, fewest bits first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """u = (y - middle) / 2^exponent of each unit, both (m,)."""
+
+    middle: Array
+    exponent: Array
+
+    @classmethod
+    def of(cls, low: Array, high: Array) -> Units:
+        """From the smallest and largest pre-activation of each unit on the calibration rows, (m,)."""
+        radius = np.maximum((high - low) / 2, 1e-30 + 1e-12 * np.maximum(np.abs(low), np.abs(high)))
+        return cls((low + high) / 2, np.ceil(np.log2(radius)))
+
+    @property
+    def radius(self) -> Array:
+        """2^exponent."""
+        return np.asarray(np.exp2(self.exponent))
+
+    def first_layer(self, mlp: MLP, bits: int) -> tuple[Array, Array]:
+        """W1 and b1 of u, rounded: the largest weight to `bits` bits, biases finer."""
+        W = mlp.W1 / self.radius[:, None]
+        step = _step(float(np.abs(W).max()), bits)
+        return _rounded(W, step), _rounded((mlp.b1 - self.middle) / self.radius, step * 2.0**-12)
+
+
+class Rounded(Protocol):
+    """Makes the model of few bits of coefficients (p, m) in a basis and constants (K,)."""
+
+    def __call__(self, basis: Basis, own: Array, constant: Array, *, lossless: bool = False) -> PolynomialModel:
+        """The model."""
+
+
+def rounded_units(mlp: MLP, units: Units, basis: Basis, own: Array, constant: Array, bits: Bits) -> PolynomialModel:
+    """The model of unit polynomials sum_k own[k - 1, j] phi_k(y_j) under the head W2, with logits that add `constant`.
+
+    `own` is (p, m), `constant` (K,).
+    """
+    C = basis.powers(units.middle, units.radius)
+    p = basis.degree
+    diagonal = np.array([C[k, k + 1] for k in range(p)])
+    spread = np.where(np.isfinite(basis.spread), basis.spread, 0.0)
+    used = (diagonal[-1] > 0) & (spread > 0)
+    size = (diagonal[-1] * spread)[used]
+    step = 2.0 ** np.floor(np.log2(np.quantile(size, 0.1)) - bits.unit) if used.any() else 1.0
+    a, rest = np.zeros((p, mlp.units)), np.einsum("kj,kij->ij", own, C)
+    for k in range(p, 0, -1):
+        finest = 2.0 ** (np.ceil(np.log2(max(float(np.abs(rest[k]).max()), 1e-300))) - (52 - bits.head))
+        a[k - 1] = _rounded(rest[k], max(step * 2.0 ** (-_LOWER * (p - k)), finest))
+        change = np.divide(a[k - 1] - rest[k], diagonal[k - 1], where=diagonal[k - 1] != 0, out=np.zeros(mlp.units))
+        rest = rest + change * C[k - 1]
+    V = _rounded(mlp.W2, _step(float(np.abs(mlp.W2).max()), bits.head))
+    W1, b1 = units.first_layer(mlp, bits.first)
+    return PolynomialModel.by_unit(W1, b1, V, a, constant + mlp.W2 @ rest[0])
+
+
+def _step(largest: float, bits: int) -> float:
+    return float(2.0 ** (np.ceil(np.log2(max(largest, 1e-300))) - bits))
+
+
+def _rounded(values: Array, step: float) -> Array:
+    return np.asarray(np.rint(values / step) * step)

@@ -1,0 +1,239 @@
+"""The client's side of scoring by files: turns samples into request files, and reply files into logits.
+
+The folder of requests goes to the server and holds nothing secret: the plan, requests, and evaluation keys if the
+layout needs them. The index beside the folder stays with the client: it lists the rows in each file, which no server
+needs to know.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from quad4fhe._arrays import Array, row_chunks, samples, samples_sha256
+from quad4fhe._progress import Progress, silent
+from quad4fhe.errors import InputError
+from quad4fhe.folders.journal import Journal
+from quad4fhe.he import container
+from quad4fhe.he.keys import StoredKey
+from quad4fhe.he.session import Client, ReplyError
+from quad4fhe.io.files import locked, open_regular, parsing, remove_parts, shown, writing
+from quad4fhe.layouts import layout_of
+from quad4fhe.planning.box import outside_of
+from quad4fhe.planning.plan import Plan
+
+PLAN = "plan.json"
+REQUEST, REPLY, KEYS = ".request", ".reply", ".keys"
+_VERSION = 1
+_PLAN_BYTES = 2**26  # far more than any plan has
+
+
+@dataclass(frozen=True)
+class Written:
+    """A written folder of requests: its number of files, how many an earlier call wrote, and the new bytes."""
+
+    requests: int
+    before: int
+    request_bytes: int
+    key_bytes: int
+    clipped: int
+    index: Path
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The rows of one request and their logits (rows, K); None and a reason if there is no usable reply."""
+
+    file: str
+    rows: slice
+    outputs: int
+    logits: Array | None
+    reason: str = ""
+
+
+def index_path(folder: Path) -> Path:
+    """Return the path of the client's index, which is beside the folder and is not sent with it."""
+    return folder.with_name(f"{folder.name}.index")
+
+
+def plan_of(folder: Path) -> Plan:
+    """Read the plan in a folder of requests."""
+    try:
+        with open_regular(folder / PLAN) as file:
+            data = file.read(_PLAN_BYTES)
+    except FileNotFoundError:
+        raise InputError(f"{folder / PLAN}: no such file; check the path, or give the plan itself") from None
+    except OSError as error:
+        raise InputError(f"{folder / PLAN}: {error.strerror or error}; give the plan itself") from None
+    try:
+        return Plan.from_json(data)
+    except InputError as error:
+        raise InputError(f"{folder / PLAN}: {error}") from None
+
+
+def write_requests(
+    plan: Plan, key: StoredKey, X: ArrayLike, folder: Path, *, clip: bool = False, progress: Progress = silent
+) -> Written:
+    """Encrypt X (n, d) into one file per request, keeping what an earlier call wrote for the same X, key and plan.
+
+    Every sample is checked before the first file is written.
+
+    Parameters
+    ----------
+    plan
+        The plan to encrypt with.
+    key
+        The client's key.
+    X
+        Samples (n, d).
+    folder
+        The folder for the requests; it is made if it does not exist.
+    clip
+        Move samples outside the plan's box to its edge, and count them.
+    progress
+        Progress callback (what, done, total).
+    """
+    folder = _resolved(folder)
+    checked = samples("X", X, plan.shape.features)
+    client = Client(plan, key)
+    head = _head(plan, key, checked)
+    starts = range(0, len(checked), plan.per_request)
+    clip = clip or plan.clip
+    if not clip:
+        outside = outside_of(plan)
+        for _, chunk in row_chunks("X", checked, 8 * plan.shape.features):
+            outside.add(chunk)
+        outside.check()
+    key_bytes = size = clipped = 0
+    _make_folder(folder)
+    if not index_path(folder).exists():
+        _require_own(folder, client.key_id, set())
+    with locked(folder), Journal(index_path(folder), head) as index:
+        remove_parts(folder)
+        before = {line["file"] for line in index.lines}
+        _require_own(folder, client.key_id, before)
+        _write_plan(folder, plan)
+        keys_file = folder / f"{client.key_id.hex()}{KEYS}"
+        if layout_of(plan).has_keys(plan) and (keys_file.is_symlink() or not keys_file.exists()):
+            keys = client.evaluation_keys()
+            assert keys is not None
+            with writing(keys_file, durable=False) as file:
+                key_bytes = sum(file.write(part) for part in container.write_keys(plan, client.key_id, keys))
+        for number, start in enumerate(starts):
+            name = f"{number:08d}{REQUEST}"
+            if name not in before:
+                rows = np.asarray(checked[start : start + plan.per_request], dtype=np.float64)
+                inside = np.clip(rows, *plan.domain.box) if clip else rows
+                moved = int(np.count_nonzero(np.any(inside != rows, axis=1)))
+                (request,) = client.stream(inside)
+                with writing(folder / name, durable=False) as file:
+                    size += sum(file.write(part) for part in container.write_request(plan, request))
+                line = {"file": name, "nonce": request.identity.nonce.hex(), "samples": len(rows), "clipped": moved}
+                index.add(line)
+            progress("encrypt", number + 1, len(starts))
+        clipped = sum(line["clipped"] for line in index.lines)
+        return Written(len(starts), len(before), size, key_bytes, clipped, index.path)
+
+
+def read_replies(
+    key: StoredKey, X: ArrayLike, folder: Path, replies: Path, *, progress: Progress = silent
+) -> Iterator[Batch]:
+    """Decrypt the replies to the requests for X, one batch at a time, in the order of rows.
+
+    This needs the index beside `folder`, which has the plan, but not the requests themselves.
+    """
+    folder = _resolved(folder)
+    if not replies.is_dir():
+        raise InputError(f"{replies} is not a folder; wanted the one that `quad4fhe score` wrote")
+    where = index_path(folder)
+    head = Journal.head(where)
+    if head is None:
+        raise InputError(f"{where} is missing: replies are read with the index that was written with the requests")
+    plan = Plan.from_dict(head["plan"])
+    checked = samples("X", X, plan.shape.features)
+    if head["data"] != samples_sha256("X", checked):
+        raise InputError(f"{folder} was made from other samples than these; give the same data again")
+    if head["key"] != key.key_id.hex():
+        raise InputError(
+            f"{folder} was encrypted with key {head['key']}, this is {key.key_id.hex()}; give the same key"
+        )
+    client = Client(plan, key)
+    with Journal(where, head) as index:
+        lines = {line["file"]: line for line in index.lines}
+    total = -(-len(checked) // plan.per_request)
+    for number in range(total):
+        name = f"{number:08d}{REQUEST}"
+        start = number * plan.per_request
+        rows = slice(start, min(start + plan.per_request, len(checked)))
+        if name in lines:
+            yield _read_one(client, lines[name], rows, replies)
+        else:
+            why = "this request was never written; run the same query again without --replies"
+            yield Batch(name, rows, plan.shape.outputs, None, why)
+        progress("decrypt", number + 1, total)
+
+
+def _read_one(client: Client, line: dict[str, Any], rows: slice, replies: Path) -> Batch:
+    name, outputs = str(line["file"]), client.plan.shape.outputs
+    file = replies / Path(name).with_suffix(REPLY).name
+    client.reopen(bytes.fromhex(line["nonce"]), rows.stop - rows.start)
+    try:
+        with open_regular(file) as stream:
+            reply = container.read_reply(client.plan, stream)
+        if reply.identity.nonce.hex() != line["nonce"]:
+            raise ReplyError("it answers another request")
+        return Batch(name, rows, outputs, client.decrypt(reply))
+    except FileNotFoundError:
+        return Batch(name, rows, outputs, None, f"{file.name} is missing")
+    except (InputError, ReplyError) as error:
+        return Batch(name, rows, outputs, None, f"{file.name}: {error}")
+    except OSError as error:
+        return Batch(name, rows, outputs, None, f"{file.name}: {error.strerror or error}")
+
+
+def _head(plan: Plan, key: StoredKey, X: NDArray[Any]) -> dict[str, Any]:
+    fields = {"quad4fhe": "requests", "version": _VERSION, "data": samples_sha256("X", X), "key": key.key_id.hex()}
+    fields["plan"] = plan.to_dict()
+    as_read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(fields))
+    return as_read
+
+
+def _resolved(folder: Path) -> Path:
+    """Return a path with a name, because the index is named after it."""
+    return folder if folder.name else folder.resolve()
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; wanted a folder for the requests")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"can't make the folder {folder}: {error.strerror or error}") from None
+
+
+def _require_own(folder: Path, key_id: bytes, before: set[str]) -> None:
+    """Reject a folder with other requests; after a kill, at most one of our own is missing from the index."""
+    unknown = [path for path in folder.glob(f"*{REQUEST}") if path.name not in before]
+    for path in unknown:
+        with parsing(f"the file {shown(path.name)}", "choose an empty folder"), open_regular(path) as file:
+            own = container.peek(file.read(container.HEADER_BYTES))[1].key == key_id
+        if not own or len(unknown) > 1:
+            raise InputError(f"{folder} holds requests that are not in {index_path(folder)}; choose an empty folder")
+
+
+def _write_plan(folder: Path, plan: Plan) -> None:
+    place = folder / PLAN
+    if os.path.lexists(place):
+        if plan_of(folder).sha256 != plan.sha256:
+            raise InputError(f"{place} is another plan; choose another folder for these requests")
+        return
+    with writing(place, durable=False) as file:
+        file.write(msgspec.json.encode(plan.to_dict()))

@@ -1,0 +1,88 @@
+"""Encryptions whose second halves follow from a public seed, so that they need not travel; docs/lift.md has the proof.
+
+SEAL encrypts; the first half is then moved to another mask (`Arithmetic.rebased`). Two mistakes would give the key
+away: both forms of one encryption in the same hands, and one mask for two encryptions. So SEAL's own form never leaves
+`SeededEncryptor.encrypt`, no seed can be passed in, and a mask is used up before its encryption is made.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe.errors import Quad4FHEError
+from quad4fhe.layouts.masks import SEED_BYTES, expand_into
+
+Words = NDArray[np.uint64]
+_REMEMBERED = 4096  # earlier seeds of a key that a new seed is compared with
+
+
+class SeedError(Quad4FHEError):
+    """A seed or mask would be used twice; nothing is encrypted with it."""
+
+
+class Seeds:
+    """The seeds of one key."""
+
+    def __init__(self) -> None:
+        self._seen: deque[bytes] = deque(maxlen=_REMEMBERED)
+
+    def fresh(self) -> bytes:
+        """A new seed from the operating system."""
+        seed = secrets.token_bytes(SEED_BYTES)
+        if seed in self._seen:
+            raise SeedError("the operating system's randomness repeats itself; nothing is encrypted with it")
+        self._seen.append(seed)
+        return seed
+
+
+class SeededEncryptor:
+    """Encrypts plaintexts under one fresh seed; each gets the next mask.
+
+    It can't be copied or sent, and a forked process can't go on with it: masks would repeat.
+    """
+
+    def __init__(
+        self,
+        seeds: Seeds,
+        encrypt: Callable[[Any], Words],
+        rebased: Callable[[Words, Words], Words],
+        primes: Sequence[int],
+    ) -> None:
+        self._seed, self._encrypt, self._rebased, self._primes = seeds.fresh(), encrypt, rebased, tuple(primes)
+        self._count, self._process, self._lock = 0, os.getpid(), threading.Lock()
+        self._mask: Words | None = None
+
+    @property
+    def seed(self) -> bytes:
+        """The public seed."""
+        return self._seed
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a seed is used by one encryptor, so it is not copied or sent")
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a seed is used by one encryptor, so it is not copied")
+
+    def __deepcopy__(self, _: object) -> NoReturn:
+        raise TypeError("a seed is used by one encryptor, so it is not copied")
+
+    def encrypt(self, plain: Any) -> Words:
+        """The first half (primes, N) of a fresh encryption; its second half is the next mask of the seed."""
+        with self._lock:
+            if self._process != os.getpid():
+                raise SeedError("this request was begun in another process; encrypt it again here")
+            number, self._count = self._count, self._count + 1
+            made = self._encrypt(plain)
+            if self._mask is None:  # kept, because fresh memory takes longer to get than to fill
+                self._mask = np.empty(made.shape[1:], dtype=np.uint64)
+            expand_into(self._mask, self._seed, "request", number, self._primes)
+            first: Words = self._rebased(made[None], self._mask[None])[0]
+        return first

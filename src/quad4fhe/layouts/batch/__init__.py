@@ -1,0 +1,1 @@
+"""Layout batch: one slot per sample, no evaluation keys."""

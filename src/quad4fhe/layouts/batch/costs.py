@@ -1,0 +1,81 @@
+"""The messages of layout batch, the operations of one request, and their cost."""
+
+from __future__ import annotations
+
+from quad4fhe.layouts.forms import Form, Part
+from quad4fhe.layouts.masks import SEED_BYTES, seeded_bytes
+from quad4fhe.planning.chains import Chain
+from quad4fhe.planning.costs import Counts, Forecast, Machine, Shape, groups
+
+_MASK, _REBASE = 10.0, 4.0  # a residue expanded from a seed, and moved to another mask, in units of `element`
+CHUNK_BYTES = 128 * 2**20  # encrypted features held at once by either side; more features are streamed
+
+
+def chunk_features(chain: Chain) -> int:
+    """How many encrypted features travel together."""
+    return max(1, CHUNK_BYTES // (8 * len(chain.primes) * chain.ring))
+
+
+def request_form(shape: Shape, chain: Chain) -> Form:
+    """A seed, from which the second halves follow, and the first half of one ciphertext per feature."""
+    rows = (shape.features, 1, len(chain.primes), chain.ring)
+    return Form((Part((1, SEED_BYTES), (), 1), Part(rows, chain.primes, 4, step=chunk_features(chain))))
+
+
+def key_form(chain: Chain) -> Form:
+    """A public key, for private replies: the bytes of its seed and of its first half."""
+    return Form((Part((seeded_bytes(chain.every, chain.ring), 1, 1, 1), (), 1),))
+
+
+def reply_form(shape: Shape, chain: Chain, degree: int) -> Form:
+    """One ciphertext of degree + 1 polynomials per output."""
+    return Form.of((shape.outputs, degree + 1, len(chain.primes), chain.ring), chain.primes)
+
+
+def batch_counts(shape: Shape, degree: int, *, skip: bool, hidden: int) -> Counts:
+    """One request: every slot a sample, no rotation, relinearisation or rescale; `hidden` rows of W are distinct."""
+    d, m, K = shape.features, shape.units, shape.outputs
+    products = hidden * d + K * m + (K * d if skip else 0) + (m * degree if degree > 2 else 0)
+    return Counts(encryptions=d, ct_ct=m * (degree - 1), ct_pt=products, depth=degree + 1)
+
+
+def batch_forecast(
+    shape: Shape,
+    chain: Chain,
+    samples: int,
+    products: tuple[float, float, float],
+    machine: Machine,
+    degree: int = 2,
+    hidden: int | None = None,
+    *,
+    private: bool = False,
+) -> Forecast:
+    """The bill; `products` are matrix products per prime for W, V and the skip (0 without).
+
+    `hidden` is the number of distinct rows of W, where some units share one. Of a seed, each side makes a mask per
+    feature. With private replies the server adds `degree` encryptions of zero to each output; SEAL makes them modulo
+    the special prime as well.
+    """
+    rows = shape.units if hidden is None else hidden
+    d, m, K = shape.features, shape.units, shape.outputs
+    primes, ring = len(chain.primes), chain.ring
+    count = groups(samples, chain.slots)
+    parts = degree + 1
+    per_prime = 2 * rows * d * products[0] + parts * K * m * products[1] + 2 * K * d * products[2]
+    # Products of residues in the expansion of a polynomial, see `kernels.expand`; 0.7 of an element each, with its sum.
+    unit = 5.0 if degree == 2 else 1.5 + 0.7 * (degree * (degree - 1) // 2 + 2 * degree)
+    elements = unit * m + 2 * d + parts * K + 2 * rows * (products[0] - 1) + parts * K * (products[1] - 1)
+    server = ring * primes * (per_prime * machine.multiply + elements * machine.element)
+    server += ring * primes * d * _MASK * machine.element
+    if private:
+        server += ring * primes * degree * K * (2.4 * machine.encrypt + 6 * machine.element)
+    encrypt = machine.encrypt + (_MASK + _REBASE) * machine.element
+    client = ring * primes * (d * encrypt + parts / 2 * K * machine.decrypt)
+    return Forecast(
+        machine=machine.name,
+        upload_bytes=count * request_form(shape, chain).payload,
+        download_bytes=count * reply_form(shape, chain, degree).payload,
+        key_bytes=key_form(chain).payload if private else 0,
+        client_seconds=count * client * 1e-9,
+        server_seconds=count * server * 1e-9,
+    )

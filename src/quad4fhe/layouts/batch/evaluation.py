@@ -1,0 +1,245 @@
+"""Layout `batch`: the folded circuit on raw residues.
+
+A ciphertext is a polynomial in the key s: after an exact matrix product per prime, every unit is h0 + h1 s. Taylor's
+formula expands its activation, a square or a polynomial of degree p, in powers of s, pointwise in NTT form. A second
+product gives the p + 1 polynomials of the reply. Scales multiply, and no step needs a key. Second halves of a request
+follow from its seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe._arrays import Array
+from quad4fhe.layouts.backend import Key
+from quad4fhe.layouts.base import Evaluator
+from quad4fhe.layouts.batch import costs
+from quad4fhe.layouts.batch.privacy import Blinding
+from quad4fhe.layouts.forms import Words
+from quad4fhe.layouts.masks import expand_into
+from quad4fhe.layouts.residues import KernelName, kernels, multiply, residues
+from quad4fhe.planning.chains import Chain
+from quad4fhe.planning.exactness import ExactMatrix, Limb, exact_matrix
+from quad4fhe.planning.integers import IntegerCircuit, distinct_rows
+
+Residues = NDArray[np.uint32]
+
+TILE = 128  # slots worked on at once: the hidden layer of a tile stays in the cache between its four steps
+_ENCODED = 8  # features encoded at once: their transforms share a call, their residues stay in the cache
+
+
+def encrypt(key: Key, Z: Array, log2_scale: int, reach: float | None = None) -> Iterator[Words]:
+    """Encrypt shifted samples Z (n <= slots, d) by feature: yields a seed, then chunks (features, 1, primes, N).
+
+    Unused slots hold z = 0, a point of the box, so they obey the same bound as the samples: `reach`, see `dithered`.
+    """
+    chain, scale = key.context.chain, 2.0**log2_scale
+    n, d = Z.shape
+    step = costs.chunk_features(chain)
+    fresh = key.seeded()
+    yield np.frombuffer(fresh.seed, dtype=np.uint8)[None]
+    for start in range(0, d, step):
+        stop = min(start + step, d)
+        out = np.empty((stop - start, 1, len(chain.primes), chain.ring), dtype=np.uint32)
+        for first in range(start, stop, _ENCODED):
+            features = range(first, min(first + _ENCODED, stop))
+            slots = np.zeros((len(features), chain.slots))
+            slots[:, :n] = Z[:, features.start : features.stop].T
+            for i, plain in zip(features, key.context.dithered(slots, scale, reach=reach), strict=True):
+                out[i - start, 0] = fresh.encrypt(plain)
+        yield out
+
+
+def decrypt(key: Key, reply: Residues, log2_scale: float) -> Array:
+    """Decrypt a reply (K, polynomials, primes, N) to all of its slots, shape (slots, K)."""
+    out = np.empty((key.context.chain.slots, reply.shape[0]))
+    for k, row in enumerate(reply):
+        out[:, k] = key.decrypt(key.context.ciphertext(row, 2.0**log2_scale))
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class _Prime:
+    """The circuit modulo one prime."""
+
+    q: int
+    W: ExactMatrix
+    t: Array
+    V: ExactMatrix
+    U: ExactMatrix | None
+    c: Array
+    a: Array | None
+
+
+class BatchEvaluator(Evaluator):
+    """The integer circuit prepared for each prime of a chain; equal rows of W are multiplied once."""
+
+    def __init__(
+        self, circuit: IntegerCircuit, chain: Chain, kernel: KernelName = "auto", blinding: Blinding | None = None
+    ) -> None:
+        self.chain = chain
+        self._blinding = blinding
+        self.features = int(circuit.W.shape[1])
+        self.units = int(circuit.W.shape[0])
+        self.outputs = int(circuit.V.shape[0])
+        self.parts = circuit.degree + 1
+        first, which = distinct_rows(circuit.W)
+        self.hidden = int(first.size)
+        self._which = None if self.hidden == self.units else which
+        self.kernel = kernels(kernel)
+        self._primes = [
+            _Prime(
+                q,
+                exact_matrix(circuit.W[first], q),
+                residues(circuit.t, q),
+                exact_matrix(circuit.V, q),
+                None if circuit.U is None else exact_matrix(circuit.U, q),
+                residues(circuit.c, q),
+                None if circuit.a is None else residues(circuit.a, q),
+            )
+            for q in chain.primes
+        ]
+
+    def prepare(self, keys: Sequence[Words]) -> Callable[[], Words]:
+        """A client's public key, as a source of encryptions of zero."""
+        if self._blinding is None:
+            return super().prepare(keys)  # type: ignore[no-any-return]
+        return self._blinding.prepare(keys[0])
+
+    def evaluate(self, chunks: Iterable[Words], keys: Any = None) -> tuple[Residues]:
+        """The reply (K, degree + 1, primes, N) for a seed and first halves that arrive in one or more chunks."""
+        source = iter(chunks)
+        reply = self._plain(next(source).tobytes(), source)
+        if (self._blinding is None) != (keys is None):
+            raise AssertionError("a plan of private replies needs the client's public key, a plain one has none")
+        if self._blinding is not None:
+            self._blinding.blind(reply, keys)
+        return (reply,)
+
+    def _plain(self, seed: bytes, chunks: Iterator[Words]) -> Residues:
+        if self.features <= 2 * self.units:  # the request takes less memory than its hidden layer
+            held = list(chunks)
+            return self._whole(seed, held[0] if len(held) == 1 else np.concatenate(held))
+        seen = 0
+        running: _Running | None = None
+        for chunk in chunks:
+            if len(chunk) == self.features:
+                return self._whole(seed, chunk)
+            running = running or _Running(self)
+            running.add(chunk, self.masks(seed, seen, len(chunk)), seen)
+            seen += len(chunk)
+        assert running is not None
+        return running.finish()
+
+    def masks(self, seed: bytes, first: int, count: int) -> Residues:
+        """The second halves (count, 1, primes, N) of the features from `first` on."""
+        out = np.empty((count, 1, len(self._primes), self.chain.ring), dtype=np.uint32)
+        for i in range(count):
+            expand_into(out[i, 0], seed, "request", first + i, self.chain.primes)
+        return out
+
+    def load(self, halves: tuple[Residues, Residues], place: int, columns: slice, out: Array) -> None:
+        """Both halves modulo one prime, (features, 2, T), as centred numbers."""
+        for polynomial, half in enumerate(halves):
+            self.kernel.load(half[:, :, place, columns], self.chain.primes[place], out[:, polynomial : polynomial + 1])
+
+    def _whole(self, seed: bytes, chunk: Residues) -> Residues:
+        """Every feature at hand: tile by tile through all four steps, so that the hidden layer never leaves cache."""
+        out = np.empty((self.outputs, self.parts, len(self._primes), self.chain.ring), dtype=np.uint32)
+        tile = min(TILE, self.chain.ring)
+        operand = np.empty((self.features, 2, tile))
+        hidden = np.empty((self.hidden, 2, tile))
+        work = self._workspace(tile)
+        halves = (chunk, self.masks(seed, 0, self.features))
+        for place, prime in enumerate(self._primes):
+            for start in range(0, self.chain.ring, tile):
+                columns = slice(start, start + tile)
+                self.load(halves, place, columns, operand)
+                flat = operand.reshape(self.features, -1)
+                multiply(prime.W, flat, hidden.reshape(self.hidden, -1), self.kernel)
+                skip = self._skip(prime.U, flat, prime.q)
+                self._finish(prime, hidden, skip, work, out[:, :, place, columns])
+        return out
+
+    def _workspace(self, tile: int) -> tuple[Array, Array]:
+        return np.empty((self.units, self.parts, tile)), np.empty((self.outputs, self.parts, tile))
+
+    def _skip(self, U: ExactMatrix | None, operand: Array, q: int) -> Array | None:
+        if U is None:
+            return None
+        out = np.empty((self.outputs, operand.shape[1]))
+        multiply(U, operand, out, self.kernel)
+        self.kernel.centre(out, q)
+        return out
+
+    def _finish(
+        self, prime: _Prime, hidden: Array, skip: Array | None, work: tuple[Array, Array], out: Residues
+    ) -> None:
+        powers, logits = work
+        if self._which is not None:
+            hidden = hidden[self._which]
+        if prime.a is None:
+            self.kernel.square(hidden, prime.t, prime.q, powers)
+        else:
+            self.kernel.expand(hidden, prime.t, prime.a, prime.q, powers)
+        multiply(prime.V, powers.reshape(self.units, -1), logits.reshape(self.outputs, -1), self.kernel)
+        if skip is not None:
+            logits[:, :2] += skip.reshape(self.outputs, 2, -1)
+        self.kernel.store(logits, prime.c, prime.q, out)
+
+
+class _Running:
+    """The hidden layer summed over chunks of features: memory depends on units and chain, not on features.
+
+    Each chunk's product is centred before it is added; 2^22 chunks would fit below 2^53.
+    """
+
+    def __init__(self, evaluator: BatchEvaluator) -> None:
+        self._of = evaluator
+        primes, ring = len(evaluator._primes), evaluator.chain.ring
+        self._hidden = np.zeros((primes, evaluator.hidden, 2, ring))
+        self._skip = np.zeros((primes, evaluator.outputs, 2, ring))
+
+    def add(self, chunk: Residues, masks: Residues, first: int) -> None:
+        of, count = self._of, chunk.shape[0]
+        columns = slice(first, first + count)
+        for place, prime in enumerate(of._primes):
+            for start in range(0, of.chain.ring, TILE):
+                tile = slice(start, min(start + TILE, of.chain.ring))
+                operand = np.empty((count, 2, tile.stop - start))
+                of.load((chunk, masks), place, tile, operand)
+                flat = operand.reshape(count, -1)
+                product = np.empty((of.hidden, flat.shape[1]))
+                multiply(_columns(prime.W, columns), flat, product, of.kernel)
+                of.kernel.centre(product, prime.q)
+                self._hidden[place, :, :, tile] += product.reshape(of.hidden, 2, -1)
+                skip = of._skip(None if prime.U is None else _columns(prime.U, columns), flat, prime.q)
+                if skip is not None:
+                    self._skip[place, :, :, tile] += skip.reshape(of.outputs, 2, -1)
+
+    def finish(self) -> Residues:
+        of = self._of
+        out = np.empty((of.outputs, of.parts, len(of._primes), of.chain.ring), dtype=np.uint32)
+        tile = min(TILE, of.chain.ring)
+        work = of._workspace(tile)
+        for place, prime in enumerate(of._primes):
+            for start in range(0, of.chain.ring, tile):
+                columns = slice(start, start + tile)
+                skip = None
+                if prime.U is not None:
+                    skip = np.ascontiguousarray(self._skip[place, :, :, columns])
+                    of.kernel.centre(skip, prime.q)
+                hidden = np.ascontiguousarray(self._hidden[place, :, :, columns])
+                of._finish(prime, hidden, skip, work, out[:, :, place, columns])
+        return out
+
+
+def _columns(matrix: ExactMatrix, columns: slice) -> ExactMatrix:
+    # Fewer columns only make the partial sums smaller: the proof carries over.
+    limbs = tuple(Limb(limb.rows, limb.weights[:, columns]) for limb in matrix.limbs)
+    return ExactMatrix(matrix.q, matrix.step, limbs, matrix.headroom)

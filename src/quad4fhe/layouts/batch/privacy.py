@@ -1,0 +1,76 @@
+"""Private replies in layout batch: what is added to a reply so that it tells its values and nothing else.
+
+(x0, x1 + y0, y1) from two encryptions of zero x and y decrypts to the noise of x plus s times that of y, so a public
+key is enough to re-randomise all polynomials of a reply. Every coefficient of the first is flooded, to hide that noise.
+docs/lift.md has the proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe.layouts.backend import Context
+from quad4fhe.layouts.flooding import draw_flood, flood_security, zero_noise
+from quad4fhe.layouts.forms import Words
+from quad4fhe.layouts.lift.arithmetic import Arithmetic
+from quad4fhe.layouts.masks import from_bytes
+from quad4fhe.planning.chains import Chain
+
+
+@dataclass(frozen=True)
+class Flooding:
+    """Every coefficient of the K first polynomials gets a number even on [-2^bits, 2^bits)."""
+
+    chain: Chain
+    outputs: int
+    degree: int
+    bits: int
+
+    @property
+    def hidden(self) -> float:
+        """What a coefficient of the encryption of zero has at most."""
+        return zero_noise(self.chain, self.degree)
+
+    @property
+    def security(self) -> float:
+        """How far a reply is, at most, from one made of its values alone: 2^-security."""
+        return flood_security(self.hidden, self.bits, self.outputs * self.chain.ring)
+
+    @property
+    def deviation(self) -> float:
+        """Of a slot's real part: N coefficients with cosine weights of mean square 1/2."""
+        return 2.0**self.bits * math.sqrt(self.chain.ring / 6)
+
+    @property
+    def hard(self) -> float:
+        """What a slot moves at most beyond that: the encryption of zero, and the flooding's mean of -1/2."""
+        return self.chain.ring * (self.hidden + 0.5)
+
+
+class Blinding:
+    """Re-randomises replies; every one takes fresh encryptions of zero and a fresh flooding."""
+
+    def __init__(self, flooding: Flooding, context: Context, exact: Arithmetic) -> None:
+        self._flooding, self._context, self._exact = flooding, context, exact
+
+    def prepare(self, key: Words) -> Callable[[], Words]:
+        """A client's public key, from its bytes, as a source of encryptions of zero."""
+        chain = self._flooding.chain
+        return self._context.zero_encryptor(*from_bytes("the public key", key.reshape(-1), chain.every, chain.ring))
+
+    def blind(self, reply: NDArray[np.uint32], encrypt_zero: Callable[[], Words]) -> None:
+        """Re-randomise a reply (K, degree + 1, primes, N) in place."""
+        chain = self._flooding.chain
+        modulus = np.array(chain.primes, dtype=np.uint64)[:, None]
+        for row in reply:
+            drawn = draw_flood(self._flooding.bits, chain.ring, chain.primes)
+            total = row.astype(np.uint64)
+            total[0] += self._exact.to_ntt(drawn[None])[0]
+            for power in range(self._flooding.degree):
+                total[power : power + 2] += encrypt_zero()
+            row[:] = total % modulus

@@ -1,0 +1,64 @@
+"""Noise that hides noise: how much of it makes a reply tell its values and nothing else, and how it is drawn.
+
+A private reply has encryptions of zero added, under the client's public key. Their noise depends on secrets of the
+server, so every coefficient that the client can read also gets a number that is even on [-2^flood, 2^flood).
+docs/lift.md has the proofs.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe.planning.chains import Chain
+
+Words = NDArray[np.uint64]
+LARGEST_NOISE = 21  # of one coefficient of SEAL's noise: a difference of two counts among 21 bits
+LEAST_SECURITY = 40
+MOST_SECURITY = 128
+_LIMB = 24  # bits; with a prime of 32 bits, 2^8 products fit a word
+
+
+def zero_noise(chain: Chain, degree: int = 1) -> float:
+    """The largest coefficient of a fresh encryption of zero under a public key, with s, u ternary and |e| <= 21.
+
+    (e u + e0 + e1 s) / P and the roundings of both halves, with a special prime P; without one the sum itself. An
+    encryption of `degree` is the sum of s^i times encryptions of degree 1, and s^i multiplies noise by at most N^i.
+    """
+    whole = LARGEST_NOISE * (2.0 * chain.ring + 1)
+    one = whole if chain.special is None else whole / chain.special + (chain.ring + 1) / 2
+    return one * sum(float(chain.ring) ** i for i in range(degree))
+
+
+def flood_bits(hidden: float, security: float, reads: int) -> int:
+    """log2 of the flooding that hides noise up to `hidden` in `reads` coefficients but for 2^-security.
+
+    A shift by n changes the even distribution on 2^(flood + 1) numbers by |n| / 2^(flood + 1) in total variation.
+    """
+    return math.ceil(security - 1 + math.log2(reads * hidden))
+
+
+def flood_security(hidden: float, flood: int, reads: int) -> float:
+    """The security in bits that a flooding gives: the inverse of `flood_bits`."""
+    return flood + 1 - math.log2(reads * hidden)
+
+
+def draw_flood(flood: int, count: int, primes: Sequence[int]) -> Words:
+    """Residues (primes, count) of fresh numbers, each even on [-2^flood, 2^flood)."""
+    limbs = -(-(flood + 1) // _LIMB)
+    raw = np.frombuffer(secrets.token_bytes(3 * limbs * count), dtype=np.uint8).reshape(limbs, count, 3)
+    parts = np.zeros((limbs, count, 4), dtype=np.uint8)
+    parts[:, :, :3] = raw
+    words = parts.view("<u4")[:, :, 0].astype(np.uint64)
+    words[-1] &= np.uint64((1 << (flood + 1 - _LIMB * (limbs - 1))) - 1)
+    out = np.empty((len(primes), count), dtype=np.uint64)
+    for place, q in enumerate(primes):
+        total = np.full(count, q - pow(2, flood, q), dtype=np.uint64)
+        for i, limb in enumerate(words):
+            total += limb * np.uint64(pow(2, _LIMB * i, q))
+        out[place] = total % np.uint64(q)
+    return out

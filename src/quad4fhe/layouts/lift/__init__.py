@@ -1,0 +1,1 @@
+"""Layout lift: one linear map of encrypted monomials. docs/lift.md has its proofs."""

@@ -1,0 +1,340 @@
+"""Layout `lift`: the client encrypts the monomials of its inputs, the server applies one linear map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from quad4fhe._arrays import Array
+from quad4fhe.errors import InputError
+from quad4fhe.layouts.backend import Backend, Key
+from quad4fhe.layouts.base import Evaluator, Layout, question_of, read_settings
+from quad4fhe.layouts.flooding import LEAST_SECURITY, flood_security, zero_noise
+from quad4fhe.layouts.forms import Form, Kind, Part, Words
+from quad4fhe.layouts.lift import evaluation
+from quad4fhe.layouts.lift.arithmetic import MOST_BITS
+from quad4fhe.layouts.lift.costs import lift_forecast
+from quad4fhe.layouts.lift.decisions import LARGEST_FACTOR
+from quad4fhe.layouts.lift.evaluation import LiftServer
+from quad4fhe.layouts.lift.monomials import Lift, Placement, lift_over, monomial_count, rows_of, with_check
+from quad4fhe.layouts.lift.noise import LiftNoise, Norms, Scales, check_tolerance, lift_confidence
+from quad4fhe.layouts.lift.search import (
+    MOST_MONOMIALS,
+    REPLIES,
+    Found,
+    Replies,
+    lift_bound,
+    most_shown,
+    offset_of,
+    search_lift,
+    shown_bits,
+    why_not_lift,
+)
+from quad4fhe.layouts.lift.zeros import ZeroPool, pool_bytes
+from quad4fhe.layouts.masks import as_bytes, from_bytes
+from quad4fhe.layouts.residues import KernelName
+from quad4fhe.planning.chains import Chain
+from quad4fhe.planning.costs import Counts, groups, readable_count
+from quad4fhe.planning.integers import Scales as IntegerScales
+from quad4fhe.planning.plan import Plan
+from quad4fhe.planning.target import Choice, Question
+from quad4fhe.polynomial import PolynomialModel
+
+_LEARNS = {
+    "private": "a reply tells the client the answers at its own ciphertext and nothing else about the weights",
+    "logits": "a reply tells an honest client the logits of the rounded model and nothing else about the weights",
+    "decisions": "a reply tells the client a decision, and of the size of its score little; see docs/lift.md",
+    "plain": "PLAIN REPLIES HAND OUT THE WEIGHTS: a client can solve for all of them from a few replies",
+}
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Replies, the rows of the map in one reply, and the scales of `lift.noise`.
+
+    `security` is the lambda of private replies. Every answer has `offset` added; the sum of a sample's answers is known
+    by that, and `tolerance` is what an honest one is off by at most. `factor` is log2 of the largest random factor of
+    decisions.
+    """
+
+    replies: Replies
+    group: int
+    lift: int
+    grain: int
+    weights: float
+    bits: int
+    flood: int | None
+    security: float | None
+    offset: float
+    tolerance: float
+    factor: int | None = None
+
+
+@lru_cache(maxsize=64)
+def setting_of(plan: Plan) -> evaluation.Setting:
+    """What client and server share, from a plan."""
+    s, shape = read_settings(plan, Settings), plan.shape
+    size = monomial_count(shape.features)
+    place = Placement(plan.chain.ring, size, rows_of(shape.outputs), s.group, plan.per_request)
+    return evaluation.Setting(plan.chain, place, Scales(s.lift, s.grain, s.weights, s.bits, s.flood, s.factor))
+
+
+@lru_cache(maxsize=64)
+def lift_of(plan: Plan) -> Lift:
+    """The monomials over a plan's box."""
+    return lift_over(plan.domain.box, plan.shift)
+
+
+class LiftLayout(Layout):
+    """One question in a millisecond or two; with private replies the server needs a public key once."""
+
+    name: ClassVar[str] = "lift"
+    purpose: ClassVar[str] = "one quick question on few features, no evaluation keys, replies that keep the weights"
+    replies: ClassVar[tuple[str, ...]] = REPLIES
+    compiles: ClassVar[bool] = True
+
+    def search(self, question: Question) -> list[Choice]:
+        """The cheapest ring, primes and grouping."""
+        replies: Replies = next(r for r in REPLIES if r == (question.replies or REPLIES[0]))
+        found = search_lift(question, replies)
+        return [] if found is None else [_choice(question, found, replies)]
+
+    def why_not(self, question: Question) -> str:
+        """Too many features, or logits that no chain holds."""
+        return why_not_lift(question)
+
+    def check_settings(self, plan: Plan) -> None:
+        """Groups, scales, and flooding that keeps its word."""
+        s, chain, shape = read_settings(plan, Settings), plan.chain, plan.shape
+        size, rows = monomial_count(shape.features), rows_of(shape.outputs)
+        if size > MOST_MONOMIALS or not 1 <= s.group <= rows:
+            raise InputError(f"layout lift takes {MOST_MONOMIALS} monomials and groups of 1 to {rows}; plan again")
+        if not 1 <= plan.per_request <= max(1, chain.ring // (s.group * size)):
+            raise InputError(f"{plan.per_request} samples of {size} monomials do not fit ring {chain.ring}; plan again")
+        place, grain = setting_of(plan).place, s.grain + math.log2(lift_of(plan).largest)
+        fine = (
+            1 <= s.grain <= s.lift <= 128
+            and grain <= 62
+            and 8 <= s.bits <= MOST_BITS
+            and 0 < s.tolerance < np.inf
+            and 0 <= s.offset < np.inf
+        )
+        if not fine or not 2.0**-200 < s.weights < 2.0**200:
+            raise InputError("the scales of this plan can't be right; plan again")
+        if (s.replies == "decisions") != (s.factor is not None):
+            raise InputError("decisions, and only they, have a random factor; plan again")
+        if s.factor is not None and (s.factor, s.group, plan.per_request, rows) != (LARGEST_FACTOR, 1, 1, 2):
+            raise InputError("decisions are for one question between two classes, in two replies; plan again")
+        if (s.replies == "plain") != (s.flood is None) or (s.flood is None) != (s.security is None):
+            raise InputError("only plain replies have no flooding; plan again")
+        if s.flood is not None and s.security is not None:
+            given = flood_security(zero_noise(chain), s.flood, place.reads)
+            if plan.per_request > 1 and shown_bits(chain, place, s.flood) > most_shown(chain):
+                raise InputError("this plan reads so much from a private reply that a false key unmasks it; plan again")
+            if s.flood > chain.modulus.bit_length() or not LEAST_SECURITY <= s.security <= given + 1e-6:
+                raise InputError(
+                    f"this plan floods too little for private replies of {LEAST_SECURITY} bits; plan again"
+                )
+
+    def reply_chain(self, plan: Plan) -> Chain:
+        """Answers are read modulo Q; switching keeps their size."""
+        return plan.chain
+
+    def reply_scale(self, plan: Plan) -> float:
+        """log2 of both scales together."""
+        return math.log2(setting_of(plan).scales.out)
+
+    def reply_bound(self, plan: Plan, model: PolynomialModel) -> float:
+        """Of the answers alone: other coefficients have no meaning."""
+        question = question_of(plan, model)
+        noise = _noise(question, plan)
+        if check_tolerance(noise) > read_settings(plan, Settings).tolerance * (1 + 1e-7):
+            raise InputError("this plan's check would refuse honest replies; plan again")
+        return lift_bound(question, noise, read_settings(plan, Settings).offset)
+
+    def counts(self, plan: Plan) -> Counts:
+        """The operations of one request."""
+        place = setting_of(plan).place
+        return Counts(encryptions=place.inputs, ct_pt=place.inputs * place.replies, depth=1)
+
+    def describe(self, plan: Plan) -> list[str]:
+        """Requests, grouping, scales, and what a reply tells."""
+        s, setting = read_settings(plan, Settings), setting_of(plan)
+        place, requests = setting.place, groups(plan.samples, plan.per_request)
+        samples = "one sample" if plan.per_request == 1 else f"{plan.per_request} samples"
+        key = "no keys at all" if s.flood is None else "a public key, registered once, and no evaluation keys"
+        passes = s.tolerance / plan.domain.bound
+        lines = [
+            f"layout lift: {place.size} monomials of {samples} in {readable_count(place.inputs, 'ciphertext')}, "
+            f"{readable_count(requests, 'request')}; {readable_count(place.replies, 'ciphertext')} a reply; {key}",
+            f"scales: monomials 2^{s.lift}, weights 2^{math.log2(s.weights):.2f}; replies switched to {s.bits} bits",
+            f"replies {s.replies}: {_LEARNS[s.replies]}",
+        ]
+        if s.security is not None:
+            lines[-1] += f"; within 2^-{math.floor(s.security)} of that for each reply"
+        if passes < 1:
+            lines.append(
+                f"the answers of a sample add up to a known sum: a wrong key passes with probability {passes:.1g}"
+            )
+        return lines
+
+    def simulated(self, model: PolynomialModel, plan: Plan, rng: np.random.Generator) -> Callable[[Array], Array]:
+        """Gaussian noise of the size that each logit has."""
+        noise = _noise(question_of(plan, model), plan)
+        circuit = noise.circuit
+
+        def logits(z: Array) -> Array:
+            X = z + circuit.shift
+            spread = noise.alone(X)
+            out: Array = circuit.logits(X) + rng.normal(size=spread.shape) * spread
+            return out
+
+        return logits
+
+    def form(self, plan: Plan, kind: Kind) -> Form | None:
+        """Bytes: a seed and packed residues, packed numbers modulo 2^bits, and a public key with private replies."""
+        setting = setting_of(plan)
+        if kind is Kind.keys:
+            return None if setting.scales.flood is None else _bytes_form(setting.key_bytes)
+        return _bytes_form(setting.request_bytes if kind is Kind.request else setting.reply_bytes)
+
+    def work_words(self, plan: Plan) -> int:
+        """Weights, masks and replies as words."""
+        place, primes = setting_of(plan).place, len(plan.chain.primes)
+        return 3 * primes * place.ring * (place.inputs * place.replies + 2 * place.inputs + 3 * place.replies)
+
+    def key_memory(self, plan: Plan) -> int:
+        """The public key in SEAL's memory, and a full pool of encryptions of zero."""
+        setting = setting_of(plan)
+        if setting.scales.flood is None:
+            return 0
+        return 32 * plan.chain.ring * len(plan.chain.every) + pool_bytes(setting.place, len(plan.chain.primes))
+
+    def encrypt(self, key: Key, plan: Plan, Z: Array) -> Iterator[Words]:
+        """One array of bytes."""
+        exact = key.context.exact("auto")
+        yield _framed(evaluation.encrypt(setting_of(plan), lift_of(plan), key.seeded_zeros, exact, Z))
+
+    def prepare(self, key: Key, plan: Plan) -> bytes:
+        """A request of zeros: its masks and noise, without a message."""
+        return evaluation.prepare(setting_of(plan), key.seeded_zeros, key.context.exact("auto")).tobytes()
+
+    def encrypt_prepared(self, plan: Plan, Z: Array, part: bytes) -> list[Words]:
+        """The message added to a request of zeros."""
+        return [_framed(evaluation.encrypt_prepared(setting_of(plan), lift_of(plan), part, Z))]
+
+    def decrypt(self, key: Key, plan: Plan, reply: Sequence[Words]) -> tuple[Array, bool]:
+        """Answers, plausible where all lie within the bound and those of each sample add up to what is known."""
+        answers = evaluation.decrypt(setting_of(plan), key.ternary, reply[0].reshape(-1))
+        s = read_settings(plan, Settings)
+        inside = bool((np.abs(answers) <= plan.domain.bound * (1 + 1e-6)).all())
+        answers -= s.offset
+        summed = bool((np.abs(answers.sum(axis=1)) <= s.tolerance).all())
+        return answers[:, : plan.shape.outputs], inside and summed
+
+    def make_keys(self, key: Key, plan: Plan) -> tuple[Words, ...]:
+        """A public key, its second half as a seed."""
+        return (_framed(as_bytes(*key.seeded_public_key(), plan.chain.every)),)
+
+    def evaluator(self, model: PolynomialModel, plan: Plan, backend: Backend, kernel: KernelName) -> LiftEvaluator:
+        """The map with its weights rounded at random."""
+        weights = lift_of(plan).weights(question_of(plan, model).reference)
+        offset, setting = read_settings(plan, Settings).offset, setting_of(plan)
+        return LiftEvaluator(setting, *_checked(weights, offset, setting.scales), backend, kernel)
+
+
+class LiftEvaluator(Evaluator):
+    """The server's side of one plan."""
+
+    def __init__(
+        self, setting: evaluation.Setting, weights: Array, offset: float, backend: Backend, kernel: KernelName
+    ) -> None:
+        self._context = backend.context(setting.chain)
+        self._server = LiftServer(setting, weights, self._context.exact(kernel), offset)
+
+    def prepare(self, keys: Sequence[Words]) -> ZeroPool:
+        """A client's public key, as a source of encryptions of zero."""
+        setting = self._server.setting
+        chain = setting.chain
+        seed, first = from_bytes("the public key", keys[0].reshape(-1), chain.every, chain.ring)
+        encrypt = self._context.zero_encryptor(seed, first)
+        return ZeroPool(encrypt, setting.place, self._server.arithmetic, len(chain.primes))
+
+    def evaluate(self, chunks: Iterable[Words], keys: Any) -> tuple[Words, ...]:
+        """The reply to a request."""
+        (request,) = chunks
+        return (_framed(self._server.evaluate(request.reshape(-1), keys)),)
+
+    def work_ahead(self, keys: Any) -> bool:
+        """Make encryptions of zero for one reply."""
+        return False if keys is None else bool(keys.fill())
+
+
+def _choice(question: Question, found: Found, replies: Replies) -> Choice:
+    scales, place, chain = found.scales, found.place, found.chain
+    settings = Settings(
+        replies=replies,
+        group=place.group,
+        lift=scales.lift,
+        grain=scales.grain,
+        weights=scales.weights,
+        bits=scales.bits,
+        flood=scales.flood,
+        security=found.security,
+        offset=offset_of(question) * scales.stretch,
+        tolerance=check_tolerance(found.noise),
+        factor=scales.factor,
+    )
+    own = msgspec.to_builtins(settings)
+    if scales.factor is None:
+        del own["factor"]
+    private = scales.flood is not None
+    return Choice(
+        layout=LiftLayout.name,
+        circuit=question.reference,
+        bound=question.limits,
+        slot_bound=found.slot_bound,
+        chain=chain,
+        scales=IntegerScales(min(100, scales.lift), 0, 0),
+        per_request=place.samples,
+        settings=own,
+        error=found.judged.error,
+        missed=found.judged.missed,
+        anywhere=found.judged.anywhere,
+        scores=scales.factor is None,
+        forecast=partial(_forecast, place, chain, question.samples, scales.bits, private),
+    )
+
+
+def _forecast(place: Placement, chain: Chain, samples: int, bits: int, private: bool, machine: Any) -> Any:
+    return lift_forecast(place, chain, samples, bits, machine, private=private)
+
+
+def _noise(question: Question, plan: Plan) -> LiftNoise:
+    setting, lift = setting_of(plan), lift_of(plan)
+    place = setting.place
+    weights, _ = _checked(lift.weights(question.reference), read_settings(plan, Settings).offset, setting.scales)
+    norms = Norms.of(weights, place.group)
+    confidence = lift_confidence(question.decisions, place.samples, place.rows)
+    return LiftNoise(question.reference, lift, norms, place, setting.chain, setting.scales, confidence)
+
+
+def _checked(weights: Array, offset: float, scales: Scales) -> tuple[Array, float]:
+    """The map with its check, and the offset that is added after it: to a decision, whose score is multiplied first."""
+    return (with_check(weights, offset), 0.0) if scales.factor is None else (with_check(weights, 0.0), offset)
+
+
+def _bytes_form(count: int) -> Form:
+    return Form((Part((count, 1, 1, 1), (), 1),))
+
+
+def _framed(data: Any) -> Words:
+    out: Words = data.reshape(-1, 1, 1, 1)
+    return out
+
+
+LAYOUT = LiftLayout()

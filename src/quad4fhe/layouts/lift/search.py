@@ -1,0 +1,336 @@
+"""The search for layout lift: rings, primes, groups and flooding, cheapest first, until one keeps the decisions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from quad4fhe._arrays import Array
+from quad4fhe.layouts.flooding import LEAST_SECURITY, MOST_SECURITY, flood_bits, flood_security, zero_noise
+from quad4fhe.layouts.lift.arithmetic import MOST_BITS
+from quad4fhe.layouts.lift.costs import lift_forecast
+from quad4fhe.layouts.lift.decisions import LARGEST_FACTOR
+from quad4fhe.layouts.lift.monomials import (
+    Lift,
+    Placement,
+    fewest_replies,
+    lift_over,
+    monomial_count,
+    rows_of,
+    with_check,
+)
+from quad4fhe.layouts.lift.noise import (
+    LiftNoise,
+    Norms,
+    Scales,
+    check_tolerance,
+    lift_confidence,
+)
+from quad4fhe.planning.chains import Chain, largest_primes, smallest_prime
+from quad4fhe.planning.costs import REFERENCE
+from quad4fhe.planning.noise import BINOMIAL, Pair, box_points, deciding, evaluation_error, expected_changes
+from quad4fhe.planning.target import (
+    GUARD,
+    SMALLEST_BOUND,
+    Question,
+    Verdict,
+    allowed_changes,
+    allowed_unseen,
+    unseen_changes,
+    verdict,
+)
+
+Replies = Literal["private", "logits", "decisions", "plain"]
+REPLIES: tuple[Replies, ...] = ("private", "logits", "decisions", "plain")
+CHECKED = 2.0**-20  # the share of wrong keys that should pass the check of a reply
+MOST_MONOMIALS = 2**20
+_PLAIN = (
+    (2048, (50,)),
+    (2048, (53,)),
+    (4096, (60,)),
+    (4096, (30, 30)),
+    (4096, (46, 46)),
+    (8192, (50, 50)),
+    (8192, (50,) * 3),
+)
+_PRIVATE = ((4096, (45, 45)), (8192, (50, 50)), (8192, (50, 50, 50)), (8192, (49,) * 4))
+_WORD = 61  # bits of a coefficient of a request, and of a weight
+_SPARE_BITS = 1  # of a reply, beyond those that just keep the decisions
+_LEAST_BITS = 16
+_FEW = 4096  # closest decisions looked at while searching; all of them are in the verdict
+_INPUTS = 255  # ciphertexts whose products a compiled kernel adds up without a reduction
+
+
+def shown_bits(chain: Chain, place: Placement, flood: int) -> float:
+    """What one ciphertext of a private reply can show of the server's u, in bits, to a client with a malformed key."""
+    return place.samples * place.group * max(0.0, math.log2(chain.modulus) - flood)
+
+
+def most_shown(chain: Chain) -> float:
+    """How much of u may be shown so: half of its entropy."""
+    return chain.ring * math.log2(3) / 2
+
+
+def lift_chains(replies: Replies) -> Iterator[Chain]:
+    """The chains of this layout. A public key is a sample modulo all primes, so with it the special prime counts."""
+    for ring, sizes in _PLAIN if replies == "plain" else _PRIVATE:
+        found = {bits: list(largest_primes(ring, bits, sizes.count(bits))) for bits in set(sizes)}
+        primes = tuple(found[bits].pop(0) for bits in sizes)
+        special = None if len(primes) == 1 else smallest_prime(ring)
+        yield Chain(ring, primes, special, replies != "plain")
+
+
+def placements(ring: int, size: int, outputs: int, samples: int) -> Iterator[Placement]:
+    """Ways to lay out the monomials in a ring: groups of rows, and several samples where they fit."""
+    rows = rows_of(outputs)
+    most = fewest_replies(ring, size, rows)
+    for group in range(1, most + 1) if size <= ring else range(1, min(rows, 4) + 1):
+        room = max(1, ring // (group * size))
+        for count in {1, min(room, 2, samples), min(room, 4, samples), min(room, 8, samples), min(room, samples)}:
+            place = Placement(ring, size, rows, group, count)
+            if place.inputs <= _INPUTS:
+                yield place
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A way to answer the question in this layout."""
+
+    chain: Chain
+    place: Placement
+    scales: Scales
+    security: float | None
+    noise: LiftNoise
+    slot_bound: float
+    judged: Verdict
+
+
+def search_lift(question: Question, replies: Replies) -> Found | None:
+    """The cheapest way that keeps the decisions, or the most precise one; None if the model does not fit."""
+    shape = question.shape
+    if question.reference.a is not None or monomial_count(shape.features) > MOST_MONOMIALS:
+        return None
+    alone = replies == "decisions"
+    if alone and shape.outputs > 2:
+        return None
+    aim = _Aim(question, 2.0**LARGEST_FACTOR if alone else 1.0)
+    candidates = [
+        (lift_forecast(place, chain, question.samples, 40, REFERENCE, private=replies != "plain").seconds, chain, place)
+        for chain in lift_chains(replies)
+        for place in placements(chain.ring, aim.lift.size, shape.outputs, 1 if alone else question.samples)
+        if replies == "plain" or place.samples == 1 or shown_bits(chain, place, 0) <= most_shown(chain)
+        if not alone or place.group == 1
+    ]
+    coarse: tuple[float, Chain, Placement, Scales] | None = None
+    nearest: Found | None = None
+    for _, chain, place in sorted(candidates, key=lambda c: c[0]):
+        scales = _scales(aim, chain, place, replies)
+        if scales is None:
+            continue
+        noise = aim.noise(chain, place, scales)
+        if not aim.met(noise):
+            size = noise.anywhere()
+            if coarse is None or size < coarse[0]:
+                coarse = (size, chain, place, scales)
+            continue
+        found = _judged(aim, chain, place, _filled(aim, chain, place, scales, replies), replies)
+        if found is not None and not found.judged.missed:
+            return found
+        if found is not None and (nearest is None or found.judged.error.bound < nearest.judged.error.bound):
+            nearest = found
+    if nearest is None and coarse is not None:
+        nearest = _judged(aim, *coarse[1:], replies)
+    return nearest
+
+
+@dataclass(frozen=True, eq=False)
+class _Aim:
+    """The closest decisions: what steers the search. Nothing is proved with it."""
+
+    question: Question
+    stretch: float = 1.0
+
+    @cached_property
+    def offset(self) -> float:
+        """What is added to every answer."""
+        return offset_of(self.question) * self.stretch
+
+    @cached_property
+    def lift(self) -> Lift:
+        """The monomials over the box."""
+        return lift_over(self.question.box, self.question.reference.shift)
+
+    @cached_property
+    def weights(self) -> Array:
+        """The map with its check, (rows, D)."""
+        return with_check(self.lift.weights(self.question.reference), self.offset if self.stretch == 1 else 0.0)
+
+    @cached_property
+    def points(self) -> Array:
+        """Where the error is looked at."""
+        question = self.question
+        return box_points(question.box) if question.points is None else question.points
+
+    @cached_property
+    def close(self) -> tuple[Array, Array, Pair, Array]:
+        """Of the closest certain decisions: |z|, evaluation errors, deciding classes, and margins."""
+        question = self.question
+        order = np.argsort(question.margins, kind="stable")
+        order = order[question.certain[order]][:_FEW]
+        if question.points is None:
+            points, pair = self.points, deciding(question.reference.logits(self.points))
+        else:
+            points, pair = question.points[order], (question.deciding[0][order], question.deciding[1][order])
+        lost = evaluation_error(question.reference, np.abs(points - question.reference.shift))
+        return self.lift.norms(points), lost, pair, question.margins[order]
+
+    @cached_property
+    def length(self) -> float:
+        """A typical |z|."""
+        lengths = self.close[0]
+        return float(np.sqrt((lengths**2).mean())) if lengths.size else 1.0
+
+    @cached_property
+    def _known(self) -> dict[int, Norms]:
+        return {}
+
+    def noise(self, chain: Chain, place: Placement, scales: Scales) -> LiftNoise:
+        """The noise of a candidate."""
+        confidence = lift_confidence(self.question.decisions, place.samples, place.rows)
+        norms = self._norms(place)
+        return LiftNoise(self.question.reference, self.lift, norms, place, chain, scales, confidence)
+
+    def _norms(self, place: Placement) -> Norms:
+        if place.group not in self._known:
+            self._known[place.group] = Norms.of(self.weights, place.group)
+        return self._known[place.group]
+
+    def met(self, noise: LiftNoise) -> bool:
+        """Whether this noise should keep the decisions."""
+        question = self.question
+        lengths, lost, pair, margins = self.close
+        if not margins.size:
+            return True
+        typical = noise.deviation_at(lengths, pair)
+        if unseen_changes(question.margins, 1.0) * float(typical.mean()) > allowed_unseen(question):
+            return False
+        if question.precision == "strict":
+            if question.points is None:
+                return question.sides * noise.anywhere() + question.lost < float(margins[0])
+            return bool((noise.bound_at(lengths, lost, pair) < margins).all())
+        spread = typical if question.points is not None else float(np.sqrt((typical**2).mean()))
+        return expected_changes(margins, spread) <= allowed_changes(question.margins.size)
+
+
+def _filled(aim: _Aim, chain: Chain, place: Placement, scales: Scales, replies: Replies) -> Scales:
+    """Scales that keep the decisions, with as few bits a reply and as much flooding as still do.
+
+    Where it can be had, a wrong key passes the check of a reply once in a million times only.
+    """
+    first = aim.noise(chain, place, scales)
+    most = max(CHECKED * aim.question.limits.logit * aim.stretch, 1.25 * check_tolerance(first))
+
+    def met(changed: Scales) -> bool:
+        noise = aim.noise(chain, place, changed)
+        return check_tolerance(noise) <= most and aim.met(noise)
+
+    least = _smallest(_LEAST_BITS, MOST_BITS, lambda bits: met(replace(scales, bits=bits)))
+    scales = replace(scales, bits=min(MOST_BITS, least + _SPARE_BITS))
+    if replies == "plain":
+        return scales
+    security = -_smallest(
+        -MOST_SECURITY, -LEAST_SECURITY, lambda s: met(_flooded(aim, chain, place, scales, -s, replies))
+    )
+    return _flooded(aim, chain, place, scales, security, replies)
+
+
+def _flooded(aim: _Aim, chain: Chain, place: Placement, scales: Scales, security: int, replies: Replies) -> Scales:
+    hidden = request_noise(aim.weights, place, scales.weights) if replies == "logits" else 0.0
+    return replace(scales, flood=flood_bits(zero_noise(chain) + hidden, security, place.reads))
+
+
+def request_noise(weights: Array, place: Placement, scale: float) -> float:
+    """What the noise of an honest request adds to an answer, but for 2^-129 over all that are read."""
+    norms = np.sqrt((weights * weights).sum(axis=1)) * scale + math.sqrt(weights.shape[1])
+    tail = math.sqrt(2 * (math.log(2) * (MOST_SECURITY + 2) + math.log(place.reads)))
+    return tail * math.sqrt(BINOMIAL * place.group) * float(norms.max())
+
+
+def _scales(aim: _Aim, chain: Chain, place: Placement, replies: Replies) -> Scales | None:
+    """The scales of least noise that fill the chain, with the least flooding; None where nothing fits."""
+    lift, weights = aim.lift, aim.weights
+    limit = aim.question.limits.logit * aim.stretch + aim.offset
+    out = chain.modulus / (2 * GUARD * max(limit, SMALLEST_BOUND))
+    factor = LARGEST_FACTOR if replies == "decisions" else None
+    grain = math.floor(_WORD - math.log2(lift.largest))
+    most = 2.0 ** (_WORD - math.log2(max(float(np.abs(weights).max()), 2.0**-500)))
+    best: tuple[float, Scales] | None = None
+    for log2 in range(1, math.ceil(math.log2(max(out, 2.0)))):
+        found = Scales(log2, min(grain, log2), min(out / 2.0**log2, most), MOST_BITS, None, factor)
+        if replies != "plain":
+            found = _flooded(aim, chain, place, found, LEAST_SECURITY, replies)
+            assert found.flood is not None
+            if found.flood + 2 > math.log2(chain.modulus):
+                continue
+        size = aim.noise(chain, place, found).typical(aim.length)
+        if best is None or size < best[0]:
+            best = (size, found)
+    return None if best is None else best[1]
+
+
+def _smallest(low: int, high: int, fine: Callable[[int], bool]) -> int:
+    """The smallest of low..high that is fine; high is taken for fine."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fine(middle) else (middle + 1, high)
+    return high
+
+
+def _judged(aim: _Aim, chain: Chain, place: Placement, scales: Scales, replies: Replies) -> Found | None:
+    """The candidate as it would run: bound and verdict. None if its answers could overflow."""
+    question = aim.question
+    noise = aim.noise(chain, place, scales)
+    slot_bound = lift_bound(question, noise, aim.offset)
+    if chain.modulus < 2 * slot_bound * scales.out:
+        return None
+    judged = verdict(question, question.reference, noise, slot_bound / aim.stretch * 2.0**-51)
+    security = None
+    if scales.flood is not None:
+        hidden = request_noise(aim.weights, place, scales.weights) if replies == "logits" else 0.0
+        security = flood_security(zero_noise(chain) + hidden, scales.flood, place.reads)
+    return Found(chain, place, scales, security, noise, slot_bound, judged)
+
+
+def lift_bound(question: Question, noise: LiftNoise, offset: float) -> float:
+    """What no answer exceeds anywhere in the box, noise included."""
+    largest = (question.limits.logit + noise.anywhere()) * noise.scales.stretch
+    again = 0.0 if noise.scales.factor is None else check_tolerance(noise)  # the second answer is re-randomised again
+    return max((largest + offset + again) * (1 + 1e-6), 2.0**-500)
+
+
+def offset_of(question: Question) -> float:
+    """What is added to every answer: far more than noise, and little compared with the answers."""
+    return question.limits.logit / 1024
+
+
+def why_not_lift(question: Question) -> str:
+    """What keeps a model from this layout, and what to do instead."""
+    if (degree := question.model.degree) > 2:
+        return f"layout lift takes models of degree 2, and this one has degree {degree}; take layout='batch'"
+    if question.replies == "decisions" and (K := question.shape.outputs) > 2:
+        return (
+            f"replies of decisions only are for two classes, and this model has {K}: for {K} classes a reply would "
+            f"need a random factor and a ciphertext for each of {K * (K - 1) // 2} pairs; take replies='private'"
+        )
+    count = monomial_count(question.shape.features)
+    if count > MOST_MONOMIALS:
+        return (
+            f"{question.shape.features} features have {count} monomials, layout lift takes {MOST_MONOMIALS}; "
+            "take another layout"
+        )
+    return "the logits are too large over the box for layout lift; take another layout, or standardise the features"

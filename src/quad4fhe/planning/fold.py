@@ -1,0 +1,303 @@
+"""Folds a polynomial model into the circuit that runs encrypted: affine, a polynomial of each unit, affine.
+
+The linear term of a quadratic head goes inside the square or into a skip from the input; the two differ in error and
+cost. A model of higher degree has a polynomial for every unit. Folding is exact, in Python integers times a power of
+two: if features lie far from zero, sums such as b1 + W1 shift cancel, and their float64 errors can change decisions.
+`integers.quantise` rounds the exact numbers once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from quad4fhe._arrays import Array, row_chunks, samples, tensor
+from quad4fhe.errors import InputError
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+
+Form = Literal["square", "skip", "units"]
+FORMS: tuple[Form, ...] = ("square", "skip")
+
+# T is a multiple 2 t_j of S column by column when it was made from shared or unitwise coefficients, up to the rounding
+# of those products; anything looser would change the function, not just its rounding.
+_PROPORTIONAL = 64 * np.finfo(np.float64).eps
+
+BigInts = NDArray[Any]  # dtype object, Python integers: biases and skips outgrow 64 bits long before the chain does
+
+
+@dataclass(frozen=True, eq=False)
+class Dyadic:
+    """The numbers integers * 2^exponent, of any shape."""
+
+    integers: BigInts
+    exponent: int
+
+    @classmethod
+    def of(cls, array: ArrayLike) -> Dyadic:
+        """The exact values of finite doubles."""
+        values = np.asarray(array, dtype=np.float64)
+        mantissa, exponents = np.frexp(values)
+        whole = np.ldexp(mantissa, 53).astype(np.int64)
+        used = exponents[whole != 0]
+        low = int(used.min()) if used.size else 53
+        out = np.empty(values.shape, dtype=object)
+        shifts = np.where(whole != 0, exponents - low, 0)
+        out.ravel()[:] = [n << s for n, s in zip(whole.ravel().tolist(), shifts.ravel().tolist(), strict=True)]
+        return cls(out, low - 53)
+
+    def __add__(self, other: Dyadic) -> Dyadic:
+        low = min(self.exponent, other.exponent)
+        return Dyadic(self._at(low) + other._at(low), low)
+
+    def __sub__(self, other: Dyadic) -> Dyadic:
+        return self + Dyadic(-other.integers, other.exponent)
+
+    def __mul__(self, other: Dyadic) -> Dyadic:
+        return Dyadic(self.integers * other.integers, self.exponent + other.exponent)
+
+    def __matmul__(self, other: Dyadic) -> Dyadic:
+        return Dyadic(np.asarray(self.integers.dot(other.integers)), self.exponent + other.exponent)
+
+    def _at(self, exponent: int) -> BigInts:
+        if exponent == self.exponent:
+            return self.integers
+        out: BigInts = self.integers * (1 << (self.exponent - exponent))
+        return out
+
+    def floats(self) -> Array:
+        """The nearest doubles."""
+        return nearest_doubles(self.integers, self.exponent)
+
+    def rounded(self, log2_scale: int) -> BigInts:
+        """The integers nearest to 2^log2_scale times the numbers (halves go up)."""
+        shift = self.exponent + log2_scale
+        if shift >= 0:
+            out: BigInts = self.integers * (1 << shift)
+            return out
+        half = 1 << (-shift - 1)
+        rounded = np.empty(self.integers.shape, dtype=object)
+        rounded.ravel()[:] = [(n + half) >> -shift for n in self.integers.ravel().tolist()]
+        return rounded
+
+
+def nearest_doubles(integers: BigInts, exponent: int) -> Array:
+    """integers * 2^exponent, each correctly rounded to a double."""
+    # Python's integer division rounds correctly, where float(big) * 2**-n could overflow on the way.
+    power = 1 << abs(exponent)
+    try:
+        values = [(n / power if exponent < 0 else float(n * power)) for n in integers.ravel().tolist()]
+    except OverflowError:
+        raise InputError("the folded weights overflow float64; standardise the features or narrow the box") from None
+    return np.array(values, dtype=np.float64).reshape(integers.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """The numbers of a folded circuit before any rounding."""
+
+    t: Dyadic
+    V: Dyadic
+    U: Dyadic | None
+    c: Dyadic
+    a: Dyadic | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """logits(x) = V g(y) + U z + c with z = x - shift and y = W z + t.
+
+    W is (m, d), t is (m,), V is (K, m), U is (K, d) or None where no skip is needed, c is (K,), shift is (d,). g is the
+    square where `a` is None, else g_j(y) = a_1j y + ... + a_pj y^p with a (p, m).
+    For K >= 2 the mean over the classes is taken out of every logit: differences and decisions stay, and the values
+    that must fit the chain are smaller. A folded circuit keeps its exact numbers; its doubles are the nearest to them.
+    """
+
+    W: Array
+    t: Array
+    V: Array
+    U: Array | None
+    c: Array
+    shift: Array
+    exact: Exact | None = None
+    a: Array | None = None
+
+    @property
+    def degree(self) -> int:
+        """The degree p."""
+        return 2 if self.a is None else int(self.a.shape[0])
+
+    def activation(self, y: Array) -> Array:
+        """g(y) of pre-activations (n, m)."""
+        if self.a is None:
+            return y * y
+        out = self.a[-1] * y
+        for a in self.a[-2::-1]:
+            out = (out + a) * y
+        return np.asarray(out)
+
+    def taylor(self, y: Array) -> Array:
+        """The Taylor coefficients g, g', g''/2, ... at pre-activations (n, m), shape (p + 1, n, m)."""
+        a = np.array([np.zeros(self.units), np.ones(self.units)]) if self.a is None else self.a
+        out = np.empty((len(a) + 1, *y.shape))
+        out[0], out[1:] = 0.0, a[:, None, :]
+        for i in range(len(a)):  # synthetic division by (u - y), again and again
+            for k in range(len(a) - 1, i - 1, -1):
+                out[k] += y * out[k + 1]
+        return out
+
+    def sizes(self, y: Array) -> Array:
+        """What g(y) is at most in size, and what its terms add up to, for |y| (n, m)."""
+        if self.a is None:
+            return y * y
+        out = np.abs(self.a[-1]) * y
+        for a in self.a[-2::-1]:
+            out = (out + np.abs(a)) * y
+        return np.asarray(out)
+
+    @property
+    def form(self) -> Form:
+        """How the linear term is carried: inside the square, by a skip from the input, or by each unit's polynomial."""
+        if self.a is not None:
+            return "units"
+        return "square" if self.U is None else "skip"
+
+    @property
+    def features(self) -> int:
+        """The input width d."""
+        return int(self.W.shape[1])
+
+    @property
+    def units(self) -> int:
+        """The hidden width m."""
+        return int(self.W.shape[0])
+
+    @property
+    def outputs(self) -> int:
+        """The number of logits K."""
+        return int(self.V.shape[0])
+
+    def logits(self, X: ArrayLike) -> Array:
+        """The circuit's logits in the clear, shape (n, K)."""
+        checked = samples("X", X, self.features)
+        out = np.empty((checked.shape[0], self.outputs))
+        for rows, chunk in row_chunks("X", checked, 8 * (2 * self.features + self.units)):
+            z = chunk - self.shift
+            y = z @ self.W.T + self.t
+            out[rows] = self.activation(y) @ self.V.T + self.c
+            if self.U is not None:
+                out[rows] += z @ self.U.T
+        return out
+
+
+def centred(model: PolynomialModel) -> tuple[Dyadic, Dyadic, Dyadic]:
+    """S, T, c with the mean over the classes taken out, exactly; unchanged for K = 1.
+
+    The mean itself is rounded to a double, which is harmless: every logit loses the same function.
+    """
+    if model.degree != 2:
+        raise InputError(f"this form is for models of degree 2, and this one has degree {model.degree}; plan again")
+    T, S = model.A
+    if model.outputs == 1:
+        return Dyadic.of(S), Dyadic.of(T), Dyadic.of(model.c)
+    return _centred(S), _centred(T), _centred(model.c)
+
+
+def _centred(values: Array) -> Dyadic:
+    return Dyadic.of(values) - Dyadic.of(values.mean(axis=0, keepdims=True))
+
+
+def completed(S: Array, T: Array) -> Array | None:
+    """The per-unit offset t_j with T = 2 S t, shape (m,), or None where no single offset serves every class."""
+    weight = (S * S).sum(axis=0)
+    dead = weight == 0.0
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        offset = np.where(dead, 0.0, (S * T).sum(axis=0) / np.where(dead, 1.0, 2.0 * weight))
+        left_over = np.abs(T - 2.0 * S * offset).max(axis=0)
+    allowed = _PROPORTIONAL * np.abs(T).max(axis=0)
+    if not np.isfinite(offset).all() or (left_over > allowed).any():
+        return None
+    out: Array = offset
+    return out
+
+
+def forms(model: PolynomialModel) -> tuple[Form, ...]:
+    """The forms this model can take; a head with free S and T has no square form."""
+    if not isinstance(model, QuadraticModel):
+        return () if model.V is None else ("units",)
+    S, T, _ = centred(model)
+    return FORMS if completed(S.floats(), T.floats()) is not None else ("skip",)
+
+
+def nearest_zero(box: Array) -> Array:
+    """The point of the box (2, d) nearest to zero, shape (d,): what the client takes off before it encodes.
+
+    Rounded weights err in proportion to |x|, so a feature that lives far from zero would waste precision.
+    """
+    out: Array = np.clip(0.0, box[0], box[1])
+    return out
+
+
+def fold(model: PolynomialModel, box: ArrayLike, form: Form) -> Circuit:
+    """Fold a model in the given form; `skip` is exactly the (centred) head, `square` up to the rounding of its offsets.
+
+    `units` is the model itself, exactly, but for one function that is taken from every logit.
+
+    `square` completes the square per unit, S y^2 + T y = S (y + t)^2 - S t^2: no further operation, but the offset
+    makes the squares larger than their sum, and impossible where alpha_j is zero. `skip` keeps S y^2 and carries
+    T y = (T W1) x + T b1 from the input: K x d more products, and the smaller error.
+    """
+    corners = checked_box(box, model.features)
+    shift = nearest_zero(corners)
+    if form == "units":
+        return _units(model, shift)
+    S, T, c = centred(model)
+    W = Dyadic.of(model.W1)
+    hidden = Dyadic.of(model.b1) + W @ Dyadic.of(shift)
+    if form == "skip":
+        return _circuit(model.W1, Exact(hidden, S, T @ W, c + T @ hidden), shift)
+    offset = completed(S.floats(), T.floats())
+    if offset is None:
+        raise InputError("this head has no common offset per unit (free S and T): fold it with form='skip'")
+    moved = Dyadic.of(offset)
+    return _circuit(model.W1, Exact(hidden + moved, S, None, c - S @ (moved * moved)), shift)
+
+
+def _units(model: PolynomialModel, shift: Array) -> Circuit:
+    if model.V is None or model.a is None:
+        raise InputError("this head has no common polynomial per unit: it can't be folded with form='units'")
+    V, c = model.V, Dyadic.of(model.c)
+    if model.outputs > 1:
+        step = 2.0 ** -resolution(V)
+        V = V - np.rint(V.mean(axis=0) / step) * step  # exact, on the grid of V: no bit is added
+        c = _centred(model.c)
+    t = Dyadic.of(model.b1) + Dyadic.of(model.W1) @ Dyadic.of(shift)
+    exact = Exact(t, Dyadic.of(V), None, c, Dyadic.of(model.a))
+    return Circuit(model.W1, t.floats(), V, None, c.floats(), shift, exact, model.a)
+
+
+def resolution(array: Array) -> int:
+    """The smallest s for which 2^s times the array is whole."""
+    exact = Dyadic.of(array)
+    whole = [int(n) for n in exact.integers.ravel().tolist() if n]
+    lowest = min(((n & -n).bit_length() - 1 for n in whole), default=0)
+    return -exact.exponent - lowest
+
+
+def _circuit(W: Array, exact: Exact, shift: Array) -> Circuit:
+    U = None if exact.U is None else exact.U.floats()
+    return Circuit(W, exact.t.floats(), exact.V.floats(), U, exact.c.floats(), shift, exact)
+
+
+def checked_box(box: ArrayLike, features: int) -> Array:
+    """The box as (2, features), lowest row first."""
+    corners = tensor("box", box, 2)
+    if corners.shape != (2, features):
+        raise InputError(f"box has shape {corners.shape}, wanted (2, {features}): per-feature minimum and maximum")
+    wrong = np.flatnonzero(corners[0] > corners[1])
+    if wrong.size:
+        i = int(wrong[0])
+        raise InputError(f"box has minimum {corners[0, i]:g} above maximum {corners[1, i]:g} at feature {i}")
+    return corners

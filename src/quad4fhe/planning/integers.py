@@ -1,0 +1,136 @@
+"""The circuit in integers: every weight times a power of two, rounded once.
+
+These integers define the circuit: bounds and margins are computed from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe._arrays import Array, IntArray
+from quad4fhe.planning.exactness import NotExactError
+from quad4fhe.planning.fold import BigInts, Circuit, Dyadic, Exact, nearest_doubles, resolution
+
+
+@dataclass(frozen=True)
+class Scales:
+    """log2 of the three scales: of the encrypted features, of W and of V."""
+
+    x: int
+    w: int
+    v: int
+
+    @property
+    def hidden(self) -> int:
+        """log2 of the scale of y."""
+        return self.x + self.w
+
+    @property
+    def out(self) -> int:
+        """log2 of the scale of the reply: nothing is rescaled, so scales just multiply."""
+        return 2 * self.hidden + self.v
+
+
+def distinct_rows(W: NDArray[Any]) -> tuple[IntArray, IntArray]:
+    """The distinct rows of W (m, d), (h,), and which of these each row is, (m,)."""
+    _, first, which = np.unique(W, axis=0, return_index=True, return_inverse=True)
+    if first.size == len(W):
+        return np.arange(len(W)), np.arange(len(W))
+    return first.astype(np.int64), which.reshape(-1).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerCircuit:
+    """round(scale * weight) for each array of a Circuit; t, U, c and a are Python integers of any size.
+
+    The reply has the scale 2^out. Coefficients `a` (p, m) of lower powers are aligned with the highest one, which has
+    the scale 2^unit.
+    """
+
+    W: IntArray
+    t: BigInts
+    V: IntArray
+    U: BigInts | None
+    c: BigInts
+    shift: Array
+    scales: Scales
+    a: BigInts | None = None
+    unit: int = 0
+
+    @property
+    def degree(self) -> int:
+        """The degree p."""
+        return 2 if self.a is None else int(self.a.shape[0])
+
+    @property
+    def out(self) -> int:
+        """log2 of the scale of the reply."""
+        return self.degree * self.scales.hidden + self.unit + self.scales.v
+
+    def dequantised(self) -> Circuit:
+        """The circuit these integers stand for, in float64."""
+        s = self.scales
+        return Circuit(
+            W=np.ldexp(self.W.astype(np.float64), -s.w),
+            t=nearest_doubles(self.t, -s.hidden),
+            V=np.ldexp(self.V.astype(np.float64), -s.v),
+            U=None if self.U is None else nearest_doubles(self.U, s.x - s.out),
+            c=nearest_doubles(self.c, -self.out),
+            shift=self.shift,
+            a=None if self.a is None else np.array([nearest_doubles(a, -bits) for a, bits in self._aligned(self.a)]),
+        )
+
+    def _aligned(self, a: BigInts) -> list[tuple[BigInts, int]]:
+        return [(row, self.unit + (len(a) - k) * self.scales.hidden) for k, row in enumerate(a, start=1)]
+
+
+def quantise(circuit: Circuit, scales: Scales) -> IntegerCircuit:
+    """Round a folded circuit at the given scales. W and V must stay below 2^62, which every plan respects."""
+    exact = circuit.exact
+    if exact is None:
+        raise AssertionError("only a folded circuit has exact numbers to round")
+    if circuit.a is not None and exact.a is not None:
+        return _quantised_units(circuit, exact, scales)
+    return IntegerCircuit(
+        W=_short(Dyadic.of(circuit.W).rounded(scales.w)),
+        t=exact.t.rounded(scales.hidden),
+        V=_short(exact.V.rounded(scales.v)),
+        U=None if exact.U is None else exact.U.rounded(scales.out - scales.x),
+        c=exact.c.rounded(scales.out),
+        shift=circuit.shift,
+        scales=scales,
+    )
+
+
+def _quantised_units(circuit: Circuit, exact: Exact, scales: Scales) -> IntegerCircuit:
+    """Only t and c are rounded; the rest of such a model is whole at the scales of its own."""
+    assert circuit.a is not None
+    assert exact.a is not None
+    p, unit = circuit.degree, resolution(circuit.a[-1])
+    rows = [
+        Dyadic(exact.a.integers[k - 1], exact.a.exponent).rounded(unit + (p - k) * scales.hidden)
+        for k in range(1, p + 1)
+    ]
+    out = p * scales.hidden + unit + scales.v
+    return IntegerCircuit(
+        W=_short(Dyadic.of(circuit.W).rounded(scales.w)),
+        t=exact.t.rounded(scales.hidden),
+        V=_short(exact.V.rounded(scales.v)),
+        U=None,
+        c=exact.c.rounded(out),
+        shift=circuit.shift,
+        scales=scales,
+        a=np.array(rows, dtype=object),
+        unit=unit,
+    )
+
+
+def _short(integers: BigInts) -> IntArray:
+    try:
+        return integers.astype(np.int64)
+    except OverflowError:
+        raise NotExactError("a weight of 2^63 or more does not fit; the plan must take smaller scales") from None

@@ -1,0 +1,248 @@
+"""The error of logits under encryption: the parts of the bound that all layouts share.
+
+These are the failure probability of a plan, the float64 errors of both sides, and common terms of the bounds. Each
+layout has its own noise. `docs/error_bound.md` has the proofs, in the same letters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe._arrays import Array
+from quad4fhe.planning.chains import Chain
+from quad4fhe.planning.fold import Circuit
+
+Indices = NDArray[np.intp]
+Pair = tuple[Indices, Indices]
+
+# Over keys, encryption noise and dither together: what a plan says of its calibration set fails with at most this.
+FAILURE = 2.0**-40
+# Variance proxies of one coefficient. SEAL's noise is centred binomial, a sum of 42 independent +-1/2; the dithered
+# rounding of an encoding lies in an interval of length 1 and has mean zero (Hoeffding).
+BINOMIAL, DITHER = 10.5, 0.25
+UNIT = 2.0**-53  # unit roundoff of float64
+ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """A failure probability shared out among so many events, each of which must not happen."""
+
+    events: float
+    failure: float = FAILURE
+
+    @property
+    def log(self) -> float:
+        """ln(events / failure), the exponent of a one-sided tail bound."""
+        return math.log(self.events / self.failure)
+
+    @property
+    def deviations(self) -> float:
+        """How many deviations a sub-Gaussian variable may move, in either direction."""
+        return math.sqrt(2 * (math.log(2) + self.log))
+
+    def spread(self, total: Array, largest: Array) -> Array:
+        """A bound of sum_p w_p |g_p|^2 for complex sub-Gaussian g_p of proxy 1/2 in each part; total and largest of w.
+
+        Hsu, Kakade and Zhang (2012), Theorem 2.1: trace + 2 sqrt(trace of the square * l) + 2 norm * l.
+        """
+        out: Array = total + np.sqrt(2 * self.log * total * largest) + self.log * largest
+        return out
+
+
+class Noise(Protocol):
+    """The noise of a layout around one circuit."""
+
+    @property
+    def confidence(self) -> Confidence:
+        """The events its bounds are for."""
+
+    def deviation(self, X: Array, pair: Pair) -> Array:
+        """The standard deviation of the difference of two logits at each point, about: a forecast."""
+
+    def bound(self, X: Array, pair: Pair) -> Array:
+        """What the difference of two logits moves at most at each point; for K = 1 the one logit."""
+
+    def cheap(self, X: Array) -> Array:
+        """What each logit moves at most at each point, (n, K): larger than `bound`, and quicker."""
+
+    def anywhere(self) -> float:
+        """What a logit moves at most anywhere in the box."""
+
+    def slot(self) -> float:
+        """What noise adds at most to the modulus of any slot of a reply, its imaginary part included."""
+
+
+def transform_share(ring: int) -> float:
+    """What a transform between slots and coefficients loses in float64, of the norm of the slots.
+
+    A radix-2 transform loses at most 8 log2(N) units (Higham 2002, Theorem 24.2, twiddle factors good to one unit).
+    """
+    return 8 * math.log2(ring) * UNIT
+
+
+def transform_error(ring: int) -> float:
+    """The same at one slot, of the largest slot."""
+    return math.sqrt(ring / 2) * transform_share(ring)
+
+
+def decoding_error(chain: Chain, log2_scale: int, slot_bound: float) -> float:
+    """What SEAL loses at most at a slot when it decodes a reply at this scale.
+
+    Besides the transform: it composes negative coefficients word by word, and where the highest word only borrows, the
+    sum is rounded at the size of that word, in every coefficient.
+    """
+    highest = 64 * ((chain.modulus.bit_length() - 1) // 64)
+    return transform_error(chain.ring) * slot_bound + chain.ring * 3 * 2.0 ** (highest - 52 - log2_scale)
+
+
+def evaluation_error(circuit: Circuit, reach: Array) -> Array:
+    """What float64 loses at most when the circuit is evaluated at |z| <= reach (n, d), per logit, (n, K)."""
+    y = reach @ np.abs(circuit.W).T + np.abs(circuit.t)
+    terms = circuit.sizes(y) @ np.abs(circuit.V).T + np.abs(circuit.c)
+    if circuit.U is not None:
+        terms += reach @ np.abs(circuit.U).T
+    count = circuit.degree * circuit.features + circuit.units + 8 * circuit.degree
+    out: Array = count * UNIT / (1 - count * UNIT) * terms
+    return out
+
+
+def slot_noise(ring: int) -> float:
+    """The deviation (the root of the variance proxy) of a freshly encrypted slot, in units of 1/scale.
+
+    A slot's real part sums N coefficients with cosine weights of mean square 1/2.
+    """
+    return math.sqrt((BINOMIAL + DITHER) * ring / 2)
+
+
+def deciding(logits: Array) -> Pair:
+    """Indices of the largest and second largest logit, each (n,); for K = 1 both are zero."""
+    if logits.shape[1] == 1:
+        zero = np.zeros(len(logits), dtype=np.intp)
+        return zero, zero
+    first = np.argmax(logits, axis=1)
+    rest = logits.copy()
+    rest[np.arange(len(rest)), first] = -np.inf
+    return first, np.argmax(rest, axis=1)
+
+
+def between(logits: Array, pair: Pair) -> Array:
+    """The difference of two logits of each row, (n,); for K = 1 the one logit."""
+    rows = np.arange(len(logits))
+    first, second = pair
+    out: Array = logits[:, 0] if logits.shape[1] == 1 else logits[rows, first] - logits[rows, second]
+    return out
+
+
+def box_points(box: Array, count: int = 512) -> Array:
+    """Points spread evenly over the box: what stands in for samples when none are at hand."""
+    rng = np.random.default_rng(2026)
+    out: Array = box[0] + rng.random((count, box.shape[1])) * (box[1] - box[0])
+    return out
+
+
+def differences(matrix: Array, pair: Pair) -> Array:
+    """Rows of the first class minus rows of the second, (n, ...); for K = 1 the one row."""
+    first, second = pair
+    out: Array = matrix[first] if len(matrix) == 1 else matrix[first] - matrix[second]
+    return out
+
+
+def gradient_of(circuit: Circuit, X: Array, pair: Pair) -> tuple[Array, Array]:
+    """The gradient of the difference of two logits at each point, (n, d), and its row of V, (n, m)."""
+    y = (X - circuit.shift) @ circuit.W.T + circuit.t
+    V = differences(circuit.V, pair)
+    gradient = ((2.0 * V * y) if circuit.a is None else V * circuit.taylor(y)[1]) @ circuit.W
+    if circuit.U is not None:
+        gradient += differences(circuit.U, pair)
+    return gradient, V
+
+
+@dataclass(frozen=True, eq=False)
+class Sensitivity:
+    """Variance of the deciding difference per unit of variance in x, in the weights of W and in those of V; each (n,).
+
+    What the search for scales is steered by; nothing is proved with it.
+    """
+
+    x: Array
+    w: Array
+    v: Array
+
+    @classmethod
+    def of(cls, circuit: Circuit, X: Array) -> Sensitivity:
+        """At the points X (n, d), of the difference of the two largest logits."""
+        pair = deciding(circuit.logits(X))
+        twice = 1.0 if circuit.outputs == 1 else 2.0
+        parts: list[list[Array]] = [[], [], []]
+        for start in range(0, len(X), ROWS):
+            rows = slice(start, start + ROWS)
+            gradient, V = gradient_of(circuit, X[rows], (pair[0][rows], pair[1][rows]))
+            z = X[rows] - circuit.shift
+            y = z @ circuit.W.T + circuit.t
+            parts[0].append((gradient * gradient).sum(axis=1))
+            if circuit.a is not None:  # nothing is rounded
+                parts[1].append(np.zeros(len(z)))
+                parts[2].append(np.zeros(len(z)))
+                continue
+            # Rounded weights: z_i slope_j each, and the rounding of t is one more feature of size 1.
+            parts[1].append((1.0 + (z * z).sum(axis=1)) * ((2.0 * V * y) ** 2).sum(axis=1))
+            parts[2].append(twice * ((y * y) ** 2).sum(axis=1))
+        return cls(*(np.concatenate(part) for part in parts))
+
+
+def expected_changes(margins: Array, deviation: Array | float) -> float:
+    """The expected number of decisions whose difference crosses zero, for Gaussian errors."""
+    from scipy.special import ndtr  # here: its import takes as long as a command that needs none of it
+
+    spread = np.broadcast_to(np.asarray(deviation, dtype=np.float64), margins.shape)
+    quiet = spread <= 0
+    ratio = np.where(quiet, np.inf, margins / np.where(quiet, 1.0, spread))
+    return float(ndtr(-ratio).sum())
+
+
+def moved_by_rounding(rounded: Circuit, exact: Circuit, curves: Array) -> float:
+    """What rounding t and c moves a logit at most, for circuits of unit polynomials with these bounds; see `Bound`."""
+    t, c = np.abs(rounded.t - exact.t), np.abs(rounded.c - exact.c)
+    powers = sum(curves[i] * t**i for i in range(1, len(curves)))
+    return float((np.abs(exact.V) @ powers + c).max()) * (1 + 1e-9)
+
+
+def difference(rounded: Circuit, exact: Circuit) -> Circuit:
+    """The circuit of what rounding did to each logit: a quadratic itself, so the same bounds apply to it."""
+    U: Array | None = None
+    if rounded.U is not None or exact.U is not None:
+        none = np.zeros((exact.outputs, exact.features))
+        U = (none if rounded.U is None else rounded.U) - (none if exact.U is None else exact.U)
+    return Circuit(
+        W=np.vstack([rounded.W, exact.W]),
+        t=np.concatenate([rounded.t, exact.t]),
+        V=np.hstack([rounded.V, -exact.V]),
+        U=U,
+        c=rounded.c - exact.c,
+        shift=exact.shift,
+    )
+
+
+@dataclass(frozen=True)
+class ErrorForecast:
+    """What the encrypted circuit adds to the deciding difference, and at most to any single logit (`logit`).
+
+    `typical` is its root mean square over the points. `bound` is what no point exceeds (at the calibration samples
+    where they were at hand, else anywhere in the box), and `close` are the calibration decisions that are not proved
+    to stay: both but for the probability `failure`, over keys, encryption noise and dither, for the whole calibration
+    set. `changes` is the expected number of changed calibration decisions.
+    """
+
+    typical: float
+    bound: float
+    logit: float
+    changes: float
+    close: tuple[int, ...]
+    source: str
+    failure: float

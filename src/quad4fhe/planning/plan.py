@@ -1,0 +1,335 @@
+"""The plan: every parameter that client and server must share, checked whenever a plan is made or read.
+
+A plan that is insecure or could overflow can't be constructed. `layouts.planner` searches for the best plan, and
+`describe` explains it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from quad4fhe._arrays import Array, BoolArray
+from quad4fhe.errors import InputError
+from quad4fhe.io.files import check_place, one_line, opened, parsing, write_atomically
+from quad4fhe.names import Names
+from quad4fhe.planning import layout_named
+from quad4fhe.planning.bounds import Domain
+from quad4fhe.planning.box import Room
+from quad4fhe.planning.chains import Chain
+from quad4fhe.planning.costs import Counts, Forecast, Shape
+from quad4fhe.planning.fold import nearest_zero
+from quad4fhe.planning.integers import Scales
+from quad4fhe.planning.noise import ErrorForecast
+from quad4fhe.polynomial import PolynomialModel
+from quad4fhe.proof.drift import Reference, State, Watch
+from quad4fhe.proof.guarantee import delta_of, lost_share_bound
+from quad4fhe.proof.holdout import CLOSE, Guarantee, kept_share
+from quad4fhe.proof.reliable import is_above
+
+Precision = Literal["strict", "fast"]
+VERSION = 1
+# What only the planner's side needs: costs and counts. The error is shared, since a client judges canaries by it.
+_PRIVATE = ("precision", "samples", "calibration", "smallest_margin", "forecast", "promise", "room")
+_LARGEST_NUMBER = 2**200  # of any kind; no number in the plan of a real model comes near
+
+
+class Fitted(Protocol):
+    """What a plan needs to know of a fit."""
+
+    @property
+    def model(self) -> PolynomialModel:
+        """The polynomial model."""
+
+    @property
+    def box(self) -> Array:
+        """Per-feature minimum and maximum over the calibration set, shape (2, d)."""
+
+    @property
+    def margins(self) -> Array:
+        """Gap of the two largest logits of each calibration sample, or |score| for K = 1; shape (n,)."""
+
+
+class PlanLayout(Protocol):
+    """What a plan asks of its layout; `layouts.base.Layout` has the rest."""
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan that the layout can't carry out safely."""
+
+    def reply_chain(self, plan: Plan) -> Chain:
+        """The chain that the values of a reply have to fit."""
+
+    def reply_scale(self, plan: Plan) -> float:
+        """log2 of the scale of a reply."""
+
+    def describe(self, plan: Plan) -> list[str]:
+        """Lines about how the samples lie, keys and scales."""
+
+    def counts(self, plan: Plan) -> Counts:
+        """The operations on ciphertexts of one request."""
+
+    def sent_noise(self, plan: Plan) -> float:
+        """The deviation that encryption adds to every feature."""
+
+    def simulated(self, model: PolynomialModel, plan: Plan, rng: np.random.Generator) -> Callable[[Array], Array]:
+        """A function from shifted samples (n, d) to logits (n, K) with the noise of the layout."""
+
+
+@dataclass(frozen=True)
+class ReliableAbove:
+    """Decisions with a relative margin of at least `threshold` are kept in at least the share `level` of cases.
+
+    The relative margin is the margin divided by the norm of the centred logits to the `power`. This holds with the
+    `confidence`, for inputs from where the hold-out came from; `coverage` is the share of hold-out rows with such a
+    margin. Without a threshold no decision is reliable.
+    """
+
+    level: float
+    confidence: float
+    threshold: float | None
+    coverage: float
+    power: float = 0.0
+
+    @property
+    def possible(self) -> bool:
+        """Whether the numbers are ones that a fit can have."""
+        return (self.threshold or 0.0) >= 0 and 0 <= self.power <= 2
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """At least the share `agreement` of new inputs in the box keeps its decision under encryption.
+
+    Of the `samples` hold-out rows `lost` count as lost: their decision differs, or its margin is at most `error`, what
+    encryption can add to a deciding difference anywhere in the box (but for the plan's probability of failure).
+    """
+
+    agreement: float
+    confidence: float
+    samples: int
+    lost: int
+    error: float
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Every shared parameter, as plain literals; `to_dict` and `from_dict` go through JSON and back.
+
+    `settings` holds what is particular to the layout, which alone reads it. With `clip`, clients move samples outside
+    the box to its edge; otherwise they reject them. `room` compares the box with the calibration range.
+    """
+
+    version: int
+    layout: str
+    precision: Precision
+    samples: int
+    shape: Shape
+    chain: Chain
+    scales: Scales
+    per_request: int
+    settings: dict[str, Any]
+    domain: Domain
+    error: ErrorForecast
+    calibration: int
+    smallest_margin: float
+    forecast: Forecast
+    model_id: str
+    reliable: ReliableAbove | None = None
+    promise: Deployed | None = None
+    reference: Reference | None = None
+    room: Room | None = None
+    clip: bool = False
+    feature_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+    feature_part: str | None = None  # the SHA-256 of the part of the network that runs at the client
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise InputError(f"plan version {self.version}, this library reads version {VERSION}: plan again")
+        if len(self.domain.low) != self.shape.features or len(self.domain.high) != self.shape.features:
+            raise InputError(f"the domain has {len(self.domain.low)} features, the model {self.shape.features}")
+        _check_ranges(self)
+        layout_named(self.layout).check(self)
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def __repr__(self) -> str:
+        s, chain = self.shape, self.chain
+        return (
+            f"Plan(layout {self.layout}, {self.precision}, {s.features}-{s.units}-{s.outputs} network, ring N = "
+            f"{chain.ring}, {len(chain.primes)} primes, {self.per_request} samples a request, {self.sha256.hex()[:12]})"
+        )
+
+    @property
+    def names(self) -> Names:
+        """The names of features and classes; those that are not known are None."""
+        return Names(self.feature_names, self.class_names)
+
+    @property
+    def reply_chain(self) -> Chain:
+        """The chain that the values of a reply have to fit."""
+        return layout_named(self.layout).reply_chain(self)
+
+    @property
+    def kept(self) -> bool:
+        """Whether no calibration decision lies closer than its error bound."""
+        return not self.error.close
+
+    def is_reliable(self, logits: Array) -> BoolArray | None:
+        """Which decisions are reliable by their logits (n, K), (n,); None where the plan has no threshold."""
+        return None if self.reliable is None else is_above(logits, self.reliable.threshold, self.reliable.power)
+
+    def watch(self, state: State | None = None) -> Watch | None:
+        """A watch for drift, which goes on from `state`; None where the plan has no hold-out rows to compare with."""
+        if self.reference is None:
+            return None
+        box = self.domain.box if self.reference.box is None else np.array(self.reference.box)
+        return Watch(self.reference, box, state=state)
+
+    @property
+    def shift(self) -> Array:
+        """What the client takes off every feature before encoding, shape (d,)."""
+        return nearest_zero(self.domain.box)
+
+    @cached_property
+    def reach(self) -> float:
+        """The largest size of a shifted feature anywhere in the box."""
+        return float(np.abs(self.domain.box - self.shift).max())
+
+    @cached_property
+    def sha256(self) -> bytes:
+        """A hash of everything client and server must agree on; costs and counts are not part of it."""
+        shared = {name: value for name, value in self.to_dict().items() if name not in _PRIVATE}
+        if self.reference is None:  # a plan without one keeps the hash that it had before there were any
+            shared.pop("reference", None)
+        if not self.clip:
+            shared.pop("clip", None)
+        for name in ("feature_names", "class_names", "feature_part"):
+            if getattr(self, name) is None:
+                shared.pop(name, None)
+        text = json.dumps(shared, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(b"quad4fhe-plan-1" + text.encode()).digest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain literals, ready for JSON."""
+        out: dict[str, Any] = msgspec.to_builtins(self)
+        return out
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        """Read a plan back; it is checked like a new one (security table, overflow)."""
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise InputError(
+                f"not a plan of this library ({one_line(error)}); make one with: quad4fhe plan FIT --json"
+            ) from None
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Plan:
+        """Read the content of a plan file; it is checked like a new plan."""
+        with parsing("the plan", "make one with: quad4fhe plan FIT --json"):
+            fields = msgspec.json.decode(data, type=dict[str, Any])
+        return cls.from_dict(fields)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to one JSON file, whole or not at all: what `quad4fhe plan --json` prints."""
+        write_atomically(check_place(path), msgspec.json.encode(self.to_dict()) + b"\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file that `save` or `quad4fhe plan --json` wrote; it is checked like a new plan."""
+        with opened(path) as file:
+            return cls.from_json(file.read_bytes())
+
+
+def _check_ranges(plan: Plan) -> None:
+    """Refuse numbers no plan can have, before any of them is used."""
+    if not all(abs(number) < _LARGEST_NUMBER for number in _numbers(plan.to_dict())):
+        raise InputError("a number of this plan is not finite, or too large to be true; plan again")
+    scales, domain, shape = plan.scales, plan.domain, plan.shape
+    if plan.reference is not None:
+        plan.reference.check(max(shape.outputs, 2), shape.features)
+    plan.names.check(shape.features, max(shape.outputs, 2))
+    for name, fine in (
+        ("scales", all(0 <= bits <= 100 for bits in (scales.x, scales.w, scales.v))),
+        ("bound of the logits", 0 < domain.bound < np.inf),
+        ("box", np.isfinite(domain.box).all() and (domain.box[0] <= domain.box[1]).all()),
+        ("failure probability", 0 < plan.error.failure < 1),
+        (
+            "shape",
+            _in_range(shape.features, 2**16) and _in_range(shape.units, 2**16) and _in_range(shape.outputs, 2**12),
+        ),
+        ("number of samples", _in_range(plan.samples, 2**53)),
+        ("model id", _is_sha256(plan.model_id)),
+        ("feature part's hash", plan.feature_part is None or _is_sha256(plan.feature_part)),
+        ("margin of reliable decisions", plan.reliable is None or plan.reliable.possible),
+        ("room", plan.room is None or plan.room.possible),
+        ("primes", max(plan.chain.every) < 2**60),
+    ):
+        if not fine:
+            raise InputError(f"the {name} of this plan can't be right; plan again")
+
+
+def _is_sha256(text: str) -> bool:
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
+
+
+def _in_range(count: int, most: int) -> bool:
+    return 1 <= count <= most
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Every number in nested dicts and lists."""
+    if isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(each)
+    elif isinstance(value, int | float):
+        yield value
+
+
+def reliable_above(promised: Guarantee | None) -> ReliableAbove | None:
+    """The margin of reliable decisions, for clients."""
+    if promised is None or promised.reliable is None:
+        return None
+    found = promised.reliable
+    coverage = found.accepted / promised.samples
+    return ReliableAbove(found.level, promised.confidence, found.threshold, coverage, found.power)
+
+
+def reference_of(promised: Guarantee | None, own: Array, box: Array) -> Reference | None:
+    """What clients compare their queries with, for a plan with this `box`; None where it is narrower than the fit's."""
+    found = None if promised is None else promised.reference
+    if found is None or (box[0] > own[0]).any() or (box[1] < own[1]).any():
+        return None
+    same = np.array_equal(box, own)
+    return found if same else msgspec.structs.replace(found, box=np.asarray(own).tolist())
+
+
+def deployed(promised: Guarantee | None, anywhere: Callable[[], float]) -> Deployed | None:
+    """The promise of the encrypted deployment; None without hold-out rows, or where the error is too large to say."""
+    if promised is None or promised.kind != "hold-out":
+        return None
+    error = anywhere()
+    within = sum(margin <= error for margin, _ in promised.close)
+    if within == CLOSE:  # there may be more of them, and the fit does not say how many
+        return None
+    lost = promised.lost + within
+    share = kept_share(lost_share_bound(promised.samples, lost, delta_of(promised.confidence)))
+    return Deployed(share, promised.confidence, promised.samples, lost, error)
+
+
+def require_model(plan: Plan, model: PolynomialModel) -> None:
+    """Raise InputError unless the plan was made for this very model."""
+    found = model.sha256
+    if found != plan.model_id:
+        raise InputError(f"this plan is for model {plan.model_id[:12]}, but the fit holds {found[:12]}: plan again")

@@ -1,0 +1,319 @@
+"""The decisions of a model in exact arithmetic, for every sample of a data set.
+
+Floating point settles almost all samples, by a forward-error bound that starts at the weights and inputs. The others
+are evaluated in whole numbers, because floats are dyadic rationals. A binary score is treated as two logits (0, score),
+so that one rule covers all models: the largest logit wins, the lowest index on a tie.
+
+A transcendental activation (GELU, tanh) has no rational values. Its samples are settled by intervals that are proved to
+contain the logits, with more and more bits; two logits that are still level at the last step count as a tie. The
+first, floating-point step trusts the library's exp, tanh and erf to `activations.LIBRARY`, far less than they claim.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quad4fhe._arrays import Array, BoolArray, IntArray, row_chunks, samples
+from quad4fhe._progress import Progress, silent
+from quad4fhe.activations.intervals import ZERO, Interval
+from quad4fhe.mlp import MLP
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+
+if TYPE_CHECKING:  # exact decisions do not depend on how the rows are stored
+    from quad4fhe.calibration.scratch import Arrays
+    from quad4fhe.calibration.shards import Shard
+
+_UNIT = 2.0**-53
+_TINY = 2.0**-1022  # covers every product that underflows, also where results are flushed to zero
+_SLACK = 1.001  # covers the rounding of the bounds themselves, which are sums of fewer than 2^40 positive terms
+
+_BITS = (96, 256, 1024)  # of the intervals of a transcendental activation
+
+Model = MLP | PolynomialModel
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions of one model on n samples; `label` and `strict` are exact, `gap` is within `gap_error`.
+
+    label (n,) is the winning class, strict (n,) says that no other class ties with it, gap (n,) is the winner's logit
+    minus the runner-up's, and `rational` counts the samples that only exact arithmetic could settle.
+    """
+
+    label: IntArray
+    strict: BoolArray
+    gap: Array
+    gap_error: Array
+    rational: int
+
+    @property
+    def ties(self) -> int:
+        """How many samples have two or more classes exactly level at the top."""
+        return int(np.count_nonzero(~self.strict))
+
+
+def decisions(model: Model, X: NDArray[Any], name: str = "X", progress: Progress = silent) -> Decisions:
+    """Decide every row of X (n, d) exactly; errors call the data `name`."""
+    checked = samples(name, X, model.features)
+    return _decisions(model, checked.shape[0], row_chunks(name, checked, _row_bytes(model)), name, progress)
+
+
+def shard_decisions(model: Model, shard: Shard) -> Decisions:
+    """Decide every row of a shard exactly."""
+    return _decisions(model, shard.samples, shard.chunks(_row_bytes(model)), shard.name, silent)
+
+
+def target_labels(shard: Shard, mlp: MLP) -> tuple[IntArray, BoolArray]:
+    """The ReLU model's decisions on a shard and whether each is strict, computed once and kept."""
+
+    def make() -> Arrays:
+        found = shard_decisions(mlp, shard)
+        return found.label.astype(np.min_scalar_type(mlp.classes - 1)), found.strict
+
+    label, strict = shard.keep("targets", make)
+    return label.astype(np.int64), strict
+
+
+def _row_bytes(model: Model) -> int:
+    return 8 * (model.features + 4 * model.units + 4 * model.outputs)
+
+
+def _decisions(model: Model, n: int, chunks: Iterable[tuple[slice, Array]], name: str, progress: Progress) -> Decisions:
+    label = np.empty(n, dtype=np.int64)
+    strict = np.ones(n, dtype=np.bool_)
+    gap, gap_error = np.empty(n), np.zeros(n)
+    whole = WholeNumbers(model)
+    rational = 0
+    seen: dict[bytes, tuple[int, bool, float]] = {}
+    for rows, chunk in chunks:
+        # Inputs near the end of the float range overflow here; such samples stay open.
+        with np.errstate(over="ignore", invalid="ignore"):
+            logits, error = _two_or_more(*bounded_logits(model, chunk))
+            top, settled, gap[rows], gap_error[rows] = _settle(logits, error)
+        label[rows] = top
+        for i in np.flatnonzero(~settled):
+            key = chunk[i].tobytes()
+            if key not in seen:
+                seen[key] = whole.decision(chunk[i])
+                rational += 1
+                progress(f"exact arithmetic on row {rows.start + int(i)} of {name}", rows.start + int(i), n)
+            at = rows.start + int(i)
+            label[at], strict[at], gap[at] = seen[key]
+            gap_error[at] = abs(gap[at]) * _UNIT + 5e-324
+    return Decisions(label, strict, gap, gap_error, rational)
+
+
+def bounded_logits(model: Model, X: Array) -> tuple[Array, Array]:
+    """Logits (n, K) and a rigorous bound on their rounding error, for any order of summation and with FMA or not."""
+    d, m = model.features, model.units
+    y = X @ model.W1.T + model.b1
+    y_size = np.abs(X) @ np.abs(model.W1).T + np.abs(model.b1)
+    y_error = _SLACK * (2 * (d + 2) * _UNIT * y_size + (d + 2) * _TINY)
+    rounding = 2 * (m + 4) * _UNIT
+    if isinstance(model, MLP) and model.layers:
+        return _bounded_layers(model, y, y_error)
+    if isinstance(model, MLP):
+        r = model.activation(y)
+        size = np.abs(model.W2)
+        logits = r @ model.W2.T + model.b2
+        moved = y_error if model.activation.is_default else model.activation.error(y, y_error)
+        error = rounding * (np.abs(r) @ size.T + np.abs(model.b2)) + moved @ size.T
+    elif isinstance(model, QuadraticModel):
+        z, a = y * y, np.abs(y)
+        size_s, size_t = np.abs(model.S), np.abs(model.T)
+        logits = z @ model.S.T + y @ model.T.T + model.c
+        error = rounding * (z @ size_s.T + a @ size_t.T + np.abs(model.c))
+        error += (2.0 * a * y_error + y_error * y_error + _TINY) @ size_s.T + y_error @ size_t.T
+    else:
+        return _bounded_polynomial(model, y, y_error)
+    return logits, _SLACK * error + (m + 4) * _TINY
+
+
+def _bounded_layers(model: MLP, y: Array, y_error: Array) -> tuple[Array, Array]:
+    """The same through all layers of a deeper network: the error of each layer moves the next one."""
+    for W, b in model.layers:
+        m, size = W.shape[1], np.abs(W).T
+        r = np.maximum(y, 0.0)
+        y_error = _SLACK * (2 * (m + 4) * _UNIT * (r @ size + np.abs(b)) + y_error @ size) + (m + 4) * _TINY
+        y = r @ W.T + b
+    return y, y_error
+
+
+def _bounded_polynomial(model: PolynomialModel, y: Array, y_error: Array) -> tuple[Array, Array]:
+    """The same for powers of y, which is off by at most y_error: (|y| + e)^k - |y|^k <= k e (|y| + e)^(k - 1)."""
+    degree, m = model.degree, model.units
+    reach = np.abs(y) + y_error
+    power, size = np.ones_like(y), np.ones_like(y)
+    logits, terms = np.broadcast_to(model.c, (len(y), model.outputs)).copy(), np.abs(model.c) + np.zeros((len(y), 1))
+    moved = np.zeros_like(logits)
+    for k, block in enumerate(model.A, start=1):
+        weight = np.abs(block).T
+        moved += (k * y_error * size + _TINY) @ weight
+        power, size = power * y, size * reach
+        logits += power @ block.T
+        terms += size @ weight
+    rounding = 2 * (m + 2 * degree + 4) * _UNIT
+    return logits, _SLACK * (rounding * terms + moved) + degree * (m + 4) * _TINY
+
+
+def _two_or_more(logits: Array, error: Array) -> tuple[Array, Array]:
+    if logits.shape[1] > 1:
+        return logits, error
+    zero = np.zeros_like(logits)
+    return np.hstack([zero, logits]), np.hstack([zero, error])
+
+
+def _settle(logits: Array, error: Array) -> tuple[IntArray, BoolArray, Array, Array]:
+    """The winner per row, whether the error bound leaves no doubt, and the gap with its error."""
+    at = np.arange(logits.shape[0])
+    top = np.argmax(logits, axis=1)
+    best, low = logits[at, top], (logits - error)[at, top]
+    rivals, high = logits.copy(), logits + error
+    rivals[at, top] = -np.inf
+    high[at, top] = -np.inf
+    second = np.argmax(rivals, axis=1)
+    gap = best - rivals[at, second]
+    gap_error = error[at, top] + error.max(axis=1)
+    # A comparison with NaN is false, so a row that overflowed stays open.
+    return top.astype(np.int64), low > high.max(axis=1), gap, gap_error
+
+
+def _decide_exactly(logits: list[Fraction]) -> tuple[int, bool, float]:
+    best = max(logits)
+    top = logits.index(best)
+    rest = max(value for c, value in enumerate(logits) if c != top)
+    return top, rest < best, _nearest(best - rest)
+
+
+def _nearest(value: Fraction) -> float:
+    """The float nearest to a fraction, the largest where it is out of range and never zero where it is not zero."""
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return sys.float_info.max if value > 0 else -sys.float_info.max
+    return nearest if nearest or not value else math.copysign(5e-324, value)
+
+
+@dataclass(frozen=True)
+class _Dyadic:
+    """An array of whole numbers times one power of two."""
+
+    whole: NDArray[Any]
+    exponent: int
+
+    @classmethod
+    def of(cls, array: Array) -> _Dyadic:
+        mantissa, exponent = np.frexp(array)
+        whole = np.ldexp(mantissa, 53).astype(np.int64).astype(object)
+        lowest = int(exponent[array != 0].min(initial=0)) if array.size else 0
+        shift = np.where(array != 0, exponent - lowest, 0).astype(object)
+        return cls(whole * 2**shift, lowest - 53)
+
+    def __add__(self, other: _Dyadic) -> _Dyadic:
+        low = min(self.exponent, other.exponent)
+        left = self.whole * 2 ** (self.exponent - low)
+        return _Dyadic(left + other.whole * 2 ** (other.exponent - low), low)
+
+    def __matmul__(self, other: _Dyadic) -> _Dyadic:
+        return _Dyadic(self.whole @ other.whole, self.exponent + other.exponent)
+
+    def map(self, function: Any, power: int = 1) -> _Dyadic:
+        return _Dyadic(function(self.whole), power * self.exponent)
+
+    def fractions(self) -> list[Fraction]:
+        unit = Fraction(2) ** self.exponent
+        return [Fraction(int(value)) * unit for value in self.whole]
+
+
+class WholeNumbers:
+    """The model in whole numbers: exact logits and exact lifted statistics of single samples."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @cached_property
+    def _weights(self) -> dict[str, _Dyadic]:
+        names = ("W1", "b1", "W2", "b2") if isinstance(self._model, MLP) else ("W1", "b1", "c")
+        return {name: _Dyadic.of(getattr(self._model, name)) for name in names}
+
+    @cached_property
+    def _blocks(self) -> list[_Dyadic]:
+        return [] if isinstance(self._model, MLP) else [_Dyadic.of(block) for block in self._model.A]
+
+    @cached_property
+    def _layers(self) -> list[tuple[_Dyadic, _Dyadic]]:
+        layers = self._model.layers if isinstance(self._model, MLP) else ()
+        return [(_Dyadic.of(W), _Dyadic.of(b)) for W, b in layers]
+
+    def hidden(self, x: Array) -> _Dyadic:
+        """Exact pre-activations (m,) of one sample (d,)."""
+        w = self._weights
+        return w["W1"] @ _Dyadic.of(x) + w["b1"]
+
+    def decision(self, x: Array) -> tuple[int, bool, float]:
+        """The winner of one sample, whether no other class ties with it, and its gap to the next."""
+        if isinstance(self._model, MLP) and not self._model.activation.is_exact:
+            return self._decide_by_intervals(self._model, x)
+        return _decide_exactly(self.logits(x))
+
+    def _decide_by_intervals(self, mlp: MLP, x: Array) -> tuple[int, bool, float]:
+        y = self.hidden(x).fractions()
+        rows, biases = [[Fraction(v) for v in row] for row in mlp.W2], [Fraction(v) for v in mlp.b2]
+        for bits in _BITS:
+            units = [mlp.activation.interval(value, unit, bits) for unit, value in enumerate(y)]
+            logits = [
+                sum((Interval.at(w) * u for w, u in zip(row, units, strict=True)), Interval.at(bias))
+                for row, bias in zip(rows, biases, strict=True)
+            ]
+            found = [ZERO, *logits] if len(logits) == 1 else logits
+            top = max(range(len(found)), key=lambda c: found[c].low)
+            rest = max(each.high for c, each in enumerate(found) if c != top)
+            if found[top].low > rest:
+                gap = found[top].low - max(each.low for c, each in enumerate(found) if c != top)
+                return top, True, _nearest(gap)
+        level = [c for c, each in enumerate(found) if each.high >= found[top].low]
+        return level[0], False, 0.0
+
+    def logits(self, x: Array) -> list[Fraction]:
+        """Exact logits of one sample, a binary score as (0, score); not of a transcendental activation."""
+        w, y = self._weights, self.hidden(x)
+        if isinstance(self._model, MLP) and not self._model.activation.is_default:
+            mlp = self._model
+            units = [mlp.activation.fraction(value, unit) for unit, value in enumerate(y.fractions())]
+            exact = [sum((Fraction(w) * u for w, u in zip(row, units, strict=True)), Fraction(0)) for row in mlp.W2]
+            return self._classes([total + Fraction(bias) for total, bias in zip(exact, mlp.b2, strict=True)])
+        if isinstance(self._model, MLP) and self._model.layers:
+            out = y
+            for weight, bias in self._layers:
+                out = weight @ out.map(lambda v: np.maximum(v, 0)) + bias
+        elif isinstance(self._model, MLP):
+            out = w["W2"] @ y.map(lambda v: np.maximum(v, 0)) + w["b2"]
+        else:
+            out = w["c"]
+            for k, block in enumerate(self._blocks, start=1):
+                out = out + block @ y.map(lambda v, k=k: v**k, power=k)
+        return self._classes(out.fractions())
+
+    def lift(self, x: Array, degree: int = 2) -> list[list[Fraction]]:
+        """Exact sums of k-th powers under an MLP's head, k = degree ... 1, one entry per class each (Eq. QHc: Q, L)."""
+        y, head = self.hidden(x), self._weights["W2"]
+        sums = [head @ y.map(lambda v, k=k: v**k, power=k) for k in range(degree, 0, -1)]
+        return [self._classes(each.fractions()) for each in sums]
+
+    def offsets(self) -> tuple[list[Fraction], list[Fraction]]:
+        """Exact B_c (row sums of W2) and b_c, one entry per class."""
+        w = self._weights
+        total = _Dyadic(w["W2"].whole.sum(axis=1), w["W2"].exponent)
+        return self._classes(total.fractions()), self._classes(w["b2"].fractions())
+
+    def _classes(self, values: list[Fraction]) -> list[Fraction]:
+        return [Fraction(0), *values] if len(values) == 1 else values

@@ -1,0 +1,75 @@
+"""The models of a server, each with one plan per layout.
+
+The model's id and the plan's hash, which every container holds, identify the plan of a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quad4fhe.errors import InputError
+from quad4fhe.fitting.result import Fit
+from quad4fhe.he.container import Kind, size
+from quad4fhe.layouts import layout_of
+from quad4fhe.planning.plan import Plan, require_model
+
+
+@dataclass(frozen=True, eq=False)
+class HostedModel:
+    """One model, its plans and its name for people."""
+
+    fit: Fit
+    plans: tuple[Plan, ...]
+    name: str = "model"
+
+    def __post_init__(self) -> None:
+        for plan in self.plans:
+            require_model(plan, self.fit.model)
+        layouts = [plan.layout for plan in self.plans]
+        if not layouts or len(set(layouts)) != len(layouts):
+            raise InputError(f"a model needs one plan for each layout it is served in, got {layouts or 'none'}")
+
+    @property
+    def model_id(self) -> str:
+        """The model's SHA-256."""
+        return self.plans[0].model_id
+
+    def by_layout(self, layout: str | None) -> Plan | None:
+        """The plan of a layout; the first plan for None."""
+        return next((plan for plan in self.plans if layout in (None, plan.layout)), None)
+
+    def with_keys(self) -> list[Plan]:
+        """The plans whose clients upload keys."""
+        return [plan for plan in self.plans if layout_of(plan).has_keys(plan)]
+
+    def by_hash(self, sha256: bytes) -> Plan | None:
+        """The plan with this hash, or None."""
+        return next((plan for plan in self.plans if plan.sha256 == sha256), None)
+
+    def largest(self, kind: Kind) -> int:
+        """The most bytes a container of this kind may have; 0 if no plan has such a kind."""
+        fitting = [p for p in self.plans if layout_of(p).form(p, kind) is not None]
+        return max((size(plan, kind) for plan in fitting), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The model's entry in `GET /models`."""
+        shape = self.plans[0].shape
+        return {
+            "id": self.model_id,
+            "name": self.name,
+            "features": shape.features,
+            "outputs": shape.outputs,
+            "layouts": [plan.layout for plan in self.plans],
+        }
+
+
+def catalogue(hosted: list[HostedModel]) -> dict[str, HostedModel]:
+    """Return models by id; raises InputError if two are the same."""
+    out = {one.model_id: one for one in hosted}
+    if len(out) != len(hosted) or not hosted:
+        raise InputError("a server needs one or more different models; the same fit was given twice, or none")
+    names = [one.name for one in hosted]
+    if again := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"two models are called {again[0]!r}; give each its own name with --name, in the order of FIT")
+    return out

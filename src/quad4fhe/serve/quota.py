@@ -1,0 +1,31 @@
+"""Limits the answers per token and day, to slow down clients that try to copy the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+
+_DAY = 86_400
+
+
+class Quota:
+    """Answers by owner and day (UTC), at most `limit` each; None for no limit. Counts start again with the server."""
+
+    def __init__(self, limit: int | None, clock: Callable[[], float] = time.time) -> None:
+        self._limit, self._clock = limit, clock
+        self._day = 0
+        self._used: dict[Hashable, int] = {}
+
+    def take(self, owner: Hashable, count: int) -> int | None:
+        """Count answers before they are computed; returns None, or the seconds to wait if the limit is reached."""
+        if self._limit is None:
+            return None
+        now = int(self._clock())
+        if now // _DAY != self._day:
+            self._day = now // _DAY
+            self._used.clear()
+        used = self._used.get(owner, 0) + count
+        if used > self._limit:
+            return _DAY - now % _DAY
+        self._used[owner] = used
+        return None

@@ -1,0 +1,5 @@
+"""Pools of workers: processes on this machine, or actors of Ray. They do any task that can be pickled."""
+
+from quad4fhe.workers.registry import choose
+
+__all__ = ["choose"]

@@ -1,0 +1,346 @@
+"""Degrees above two: basis, rounding, hulls in R^p, fits, their files and certificates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import clarabel
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+from scipy.optimize import linprog
+
+from quad4fhe import MLP, Fit, fit, verify
+from quad4fhe.errors import CertificateError, InputError, TargetNotReachedError
+from quad4fhe.fitting.degrees.basis import Basis
+from quad4fhe.fitting.degrees.copies import Copies
+from quad4fhe.fitting.degrees.hulls import Apart, Hull, Meet, closest
+from quad4fhe.fitting.degrees.multiclass import PairLift
+from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
+from quad4fhe.fitting.pairwise import PairContradiction, PairSeparation, separate_pairs, soft_pairs
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.proof.evidence import Evidence, check_evidence
+
+
+def network(seed: int = 0, features: int = 5, units: int = 12, outputs: int = 3) -> MLP:
+    rng = np.random.default_rng(seed)
+    W1, W2 = rng.standard_normal((units, features)), rng.standard_normal((outputs, units))
+    return MLP(W1, 0.3 * rng.standard_normal(units), W2, 0.1 * rng.standard_normal(outputs))
+
+
+@pytest.mark.parametrize("degree", [2, 5, 8])
+def test_basis_is_orthonormal_over_its_rows(degree: int) -> None:
+    mlp = network()
+    X = np.random.default_rng(1).standard_normal((800, 5)) ** 3  # heavy tails
+    basis = Basis.of(mlp, X, degree)
+    F = basis.features(mlp.hidden(X)).astype(np.float64).reshape(len(X), degree, -1)
+    gram = np.einsum("nkj,nlj->jkl", F, F) / len(X)
+    assert np.abs(gram - np.eye(degree)).max() < 1e-4
+    assert np.abs(F.mean(axis=0)).max() < 1e-4
+
+
+def test_powers_of_the_basis_are_those_of_exact_arithmetic() -> None:
+    mlp = network(units=2)
+    X = np.random.default_rng(2).standard_normal((50, 5))
+    basis = Basis.of(mlp, X, 4)
+    middle, radius = np.array([0.25, -1.0]), np.array([4.0, 8.0])
+    C = basis.powers(middle, radius)
+    for j in range(2):
+        u = Fraction(3, 7)
+        v = (u * Fraction(radius[j]) + Fraction(middle[j]) - Fraction(basis.mean[j])) / Fraction(basis.spread[j])
+        below, at = Fraction(0), Fraction(1)
+        for k in range(4):
+            centre, back, scale = (Fraction(each[k, j]) for each in (basis.centre, basis.back, basis.scale))
+            below, at = at, scale * ((v - centre) * at - back * below)
+            by_powers = sum(Fraction(C[k, i, j]) * u**i for i in range(5))
+            assert abs(by_powers - at) < Fraction(1, 10**12)
+
+
+def test_a_constant_unit_has_no_basis_and_no_coefficients() -> None:
+    mlp = MLP([[1.0, 0.0], [0.0, 0.0]], [0.0, 2.0], [[1.0, 1.0], [0.0, 1.0]], [0.0, 0.0])
+    X = np.random.default_rng(0).standard_normal((40, 2))
+    basis = Basis.of(mlp, X, 3)
+    assert not basis.features(mlp.hidden(X)).reshape(40, 3, 2)[:, :, 1].any()
+    assert not basis.powers(np.zeros(2), np.ones(2))[:, :, 1].any()
+
+
+def test_finer_rounding_comes_closer_to_the_polynomial() -> None:
+    mlp = network(units=20)
+    X = np.random.default_rng(3).standard_normal((600, 5))
+    y = mlp.hidden(X)
+    basis = Basis.of(mlp, X, 4)
+    F = basis.features(y).astype(np.float64).reshape(len(X), 4, -1)
+    own = np.einsum("nkj,nj->kj", F, np.maximum(y, 0)) / len(X)
+    exact = np.einsum("nkj,kj,cj->nc", F, own, mlp.W2) + 1.0
+    units = Units.of(y.min(axis=0), y.max(axis=0))
+    errors = [
+        float(np.abs(rounded_units(mlp, units, basis, own, np.ones(3), bits).logits(X) - exact).max()) for bits in GRID
+    ]
+    assert errors[0] < 0.1 * np.abs(exact).max()
+    assert errors[-1] < errors[0] / 30
+
+
+def by_qp(P: np.ndarray, N: np.ndarray, cap: float) -> float:
+    """The distance of two reduced hulls, by an interior-point method with a weight per point."""
+    n, k, p = len(P), len(N), P.shape[1]
+    Q = sparse.block_diag([sparse.csc_matrix((n + k, n + k)), 2 * sparse.eye(p)], format="csc")
+    points = sparse.hstack([sparse.csc_matrix(np.vstack([P, -N]).T), -sparse.eye(p)])
+    ones = np.zeros((2, n + k + p))
+    ones[0, :n], ones[1, n : n + k] = 1.0, 1.0
+    box = sparse.hstack([sparse.eye(n + k), sparse.csc_matrix((n + k, p))])
+    A = sparse.vstack([points, sparse.csc_matrix(ones), -box, box], format="csc")
+    caps = np.r_[np.full(n, max(cap, 1 / n)), np.full(k, max(cap, 1 / k))]
+    b = np.r_[np.zeros(p), 1.0, 1.0, np.zeros(n + k), caps]
+    settings = clarabel.DefaultSettings()
+    settings.verbose, settings.tol_gap_abs, settings.tol_gap_rel, settings.tol_feas = False, 1e-12, 1e-12, 1e-12
+    cones = [clarabel.ZeroConeT(p + 2), clarabel.NonnegativeConeT(2 * (n + k))]
+    solution = clarabel.DefaultSolver(Q, np.zeros(n + k + p), A, b, cones, settings).solve()
+    return float(np.linalg.norm(np.array(solution.x)[-p:]))
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 8),
+    st.sampled_from([1.0, 0.5, 0.3, 0.1]),
+    st.booleans(),
+)
+def test_closest_points_are_those_of_a_quadratic_program(seed: int, p: int, cap: float, whole: bool) -> None:
+    rng = np.random.default_rng(seed)
+    P, N = rng.standard_normal((rng.integers(1, 40), p)), rng.standard_normal((rng.integers(1, 40), p))
+    P[:, 0] += rng.uniform(0, 5)
+    if whole:  # duplicates and degenerate faces
+        P, N = np.round(P), np.round(N)
+    found, distance = closest(Hull(P, cap), Hull(N, cap)), by_qp(P, N, cap)
+    if isinstance(found, Apart):
+        assert found.distance == pytest.approx(distance, rel=1e-6, abs=1e-6)
+        assert found.high > found.low
+    else:
+        assert isinstance(found, Meet)
+        assert distance < 1e-5
+
+
+def test_a_cubic_separates_what_no_quadratic_can() -> None:
+    y = np.array([-3.0, -1.0, 1.0, 3.0])
+    labels = y * (y - 2) * (y + 2) > 0
+    cubic, flat = (np.stack([y**k for k in range(1, p + 1)], axis=1) for p in (3, 2))
+    assert isinstance(closest(Hull(cubic[labels]), Hull(cubic[~labels])), Apart)
+    assert isinstance(closest(Hull(flat[labels]), Hull(flat[~labels])), Meet)
+
+
+@pytest.mark.parametrize("family", ["shared", "unitwise", "head", "auto"])
+def test_a_fit_of_degree_three_goes_through_its_file_and_its_check(family: str) -> None:
+    mlp = network(outputs=1, units=10)
+    X = np.random.default_rng(4).standard_normal((300, 5))
+    made = fit(mlp, X, family=family, degree=3)
+    assert made.degree == 3
+    again = Fit.from_bytes(made.to_bytes())
+    assert again.degree == made.degree
+    assert again.model.sha256 == made.model.sha256
+    assert np.array_equal(again.predict(X), made.predict(X))
+    checked = verify(again, mlp, X)
+    assert checked.mismatches == int(np.count_nonzero(made.predict(X) != mlp.decide(X)))
+    with pytest.raises(InputError, match="degree 2"):
+        _ = made.S
+
+
+def test_polynomials_of_a_head_add_up_to_its_weights() -> None:
+    rng = np.random.default_rng(8)
+    weights, phi = rng.standard_normal((4, 3 * 7)), rng.standard_normal((50, 3, 7))
+    copies = Copies.split(weights, 7)
+    assert len(copies) == 3 * 7  # min(K - 1, p) polynomials a unit
+    part = copies.first(len(copies))
+    assert (np.diff(part.of) >= 0).all()
+    found = np.einsum("nkr,kr->nr", phi[:, :, part.of], part.own) @ part.V.T
+    exact = phi.reshape(50, -1) @ weights.T
+    assert np.allclose(found, exact - exact.mean(axis=1)[:, None])
+
+
+def test_a_unit_stands_several_times_only_in_a_head() -> None:
+    mlp = network(units=10, outputs=4)
+    X = np.random.default_rng(4).standard_normal((600, 5))
+    made = fit(mlp, X, family="head", degree=4)
+    assert made.model.units > mlp.units
+    assert np.unique(made.model.W1, axis=0).shape[0] <= mlp.units
+    again = Fit.from_bytes(made.to_bytes())
+    verify(again, mlp, X)
+    with pytest.raises(CertificateError, match="one polynomial for each"):
+        verify(replace(made, family="unitwise"), mlp, X)
+    model = made.model
+    foreign = model.W1.copy()
+    foreign[0] = -foreign[0]
+    assert model.V is not None
+    assert model.a is not None
+    other = PolynomialModel.by_unit(foreign, model.b1, model.V, model.a, model.c)
+    stated = msgspec.structs.replace(made.certificate, replacement_sha256=other.sha256)
+    with pytest.raises(CertificateError, match="first layer"):
+        verify(replace(made, model=other, certificate=stated), mlp, X)
+
+
+def test_degree_two_is_what_it_was() -> None:
+    mlp = network()
+    X = np.random.default_rng(5).standard_normal((200, 5))
+    plain, asked = fit(mlp, X, family="shared"), fit(mlp, X, degree=2, family="shared")
+    assert plain.model.sha256 == asked.model.sha256
+    assert isinstance(plain.model, QuadraticModel)
+    assert "degree" not in plain.to_dict()
+
+
+def test_higher_degrees_keep_more() -> None:
+    mlp = network(units=30, outputs=4)
+    rng = np.random.default_rng(6)
+    X, new = rng.standard_normal((1500, 5)), rng.standard_normal((3000, 5))
+    kept = [float(fit(mlp, X, family="unitwise", degree=degree).agreement(new)) for degree in (2, 4)]
+    assert kept[1] > kept[0]
+
+
+def test_auto_takes_the_cheapest_degree_that_reaches_the_target() -> None:
+    mlp = network(units=20, outputs=3)
+    X = np.random.default_rng(7).standard_normal((600, 5))
+    easy = fit(mlp, X, family="unitwise", degree="auto", target_agreement=0.6)
+    assert easy.degree in (2, 3)
+    with pytest.raises(TargetNotReachedError, match="no degree reaches"):
+        fit(mlp, X, family="unitwise", degree="auto", target_agreement=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"degree": 5}, "degree is 5"),
+        ({"degree": True}, "degree is True"),
+        ({"degree": 3, "regime": "soft"}, "choices for degree 2"),
+        ({"degree": "auto", "cost": 0.5}, "cost is 0.5"),
+    ],
+)
+def test_options_that_no_degree_has_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        fit(network(), np.zeros((30, 5)), **options)  # type: ignore[arg-type]
+
+
+def test_a_forged_degree_or_coefficient_is_noticed() -> None:
+    mlp = network(outputs=1, units=10)
+    X = np.random.default_rng(4).standard_normal((300, 5))
+    made = fit(mlp, X, family="unitwise", degree=3)
+    model = made.model
+    assert model.V is not None
+    assert model.a is not None
+    other = PolynomialModel.by_unit(model.W1, model.b1, model.V, 2 * model.a, model.c)
+    with pytest.raises(CertificateError):
+        verify(replace(made, model=other), mlp, X)
+    with pytest.raises(CertificateError):
+        verify(replace(made, family="shared"), mlp, X)
+
+
+def test_evidence_against_every_cubic_is_checked_exactly() -> None:
+    """One unit: decisions that alternate five times on a line contradict every cubic, by five rows."""
+    y = np.array([[-2.0], [-1.0], [0.0], [1.0], [2.0]])
+    mlp = MLP([[1.0]], [3.0], [[1.0]], [0.0])
+    targets = np.array([1, 0, 1, 0, 1])
+    weights = check_evidence(mlp, y, targets, Evidence(geometry="plane", samples=[0, 1, 2, 3, 4], degree=3))
+    assert weights == [Fraction(1, 16), Fraction(4, 16), Fraction(6, 16), Fraction(4, 16), Fraction(1, 16)]
+    with pytest.raises(CertificateError):
+        check_evidence(mlp, y, targets, Evidence(geometry="plane", samples=[0, 1, 2, 3], degree=3))
+    with pytest.raises(CertificateError):
+        check_evidence(mlp, y, targets, Evidence(geometry="plane", samples=[0, 1, 2, 3, 4]))
+
+
+def test_a_shared_fit_of_higher_degree_is_read_back_and_verified(tmp_path: Path) -> None:
+    """Dividing by W2 costs last bits that differ from unit to unit; one polynomial must come out of it."""
+    rng = np.random.default_rng(4)
+    W2 = rng.normal(size=(4, 24)) * 10.0 ** rng.uniform(-2, 1, size=24)
+    mlp = MLP(rng.normal(size=(24, 6)), rng.normal(size=24), W2, rng.normal(size=4))
+    X = rng.normal(size=(400, 6))
+    made = fit(mlp, X, family="shared", degree=3)
+    made.save(tmp_path / "fit.safetensors")
+    verify(Fit.load(tmp_path / "fit.safetensors"), mlp, X)
+
+
+def pair_lift(seed: int, n: int, p: int, K: int) -> PairLift:
+    rng = np.random.default_rng(seed)
+    P, target = rng.standard_normal((n, K, p)), rng.integers(0, K, n)
+    P[np.arange(n), target, 0] += rng.uniform(0, 3)
+    B, b = rng.standard_normal(K), rng.standard_normal(K)
+    return PairLift(P, target, np.arange(n), B, b, np.append(np.full(p, 0.5), [0.0, 1.0]))
+
+
+def all_pairs(lift: PairLift) -> np.ndarray:
+    """Every row of the pairwise problem, formed one by one."""
+    rows = []
+    for i, t in enumerate(lift.target):
+        for c in range(lift.B.size):
+            if c != t:
+                rows.append([*(lift.P[i, t] - lift.P[i, c]), lift.B[t] - lift.B[c], lift.b[t] - lift.b[c]])
+    return np.array(rows)
+
+
+@given(st.integers(0, 10**6), st.integers(3, 8), st.integers(2, 5), st.integers(2, 25))
+def test_pairs_in_any_dimension_are_separated_where_a_linear_program_is_feasible(
+    seed: int, p: int, K: int, n: int
+) -> None:
+    lift = pair_lift(seed, n, p, K)
+    rows = np.vstack([all_pairs(lift), np.eye(p + 2)[-1]])
+    by_program = linprog(np.zeros(p + 2), A_ub=-rows, b_ub=-np.ones(len(rows)), bounds=(None, None)).status
+    found = separate_pairs(lift)
+    if isinstance(found, PairSeparation):
+        assert by_program == 0
+        assert (rows @ found.theta >= 1 - 1e-6).all()
+    else:
+        assert isinstance(found, PairContradiction)
+        assert by_program == 2
+        assert found.samples.size + found.scale <= p + 3
+
+
+def test_the_soft_problem_in_any_dimension_is_the_quadratic_program() -> None:
+    lift, C = pair_lift(3, 30, 4, 3), 1.0
+    rows = all_pairs(lift).reshape(30, 2, 6)
+    # Variables: theta (6,), one slack for each sample.
+    P = sparse.block_diag([sparse.eye(6), sparse.csc_matrix((30, 30))], format="csc")
+    pairs = sparse.csc_matrix(np.hstack([-rows.reshape(60, 6), -np.kron(np.eye(30), np.ones((2, 1)))]))
+    slack = sparse.hstack([sparse.csc_matrix((30, 6)), -sparse.eye(30)])
+    scale = sparse.csc_matrix(-np.eye(36)[5:6])
+    A = sparse.vstack([pairs, slack, scale], format="csc")
+    b = np.concatenate([-np.ones(60), np.zeros(30), [-1.0]])
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    q = np.concatenate([np.zeros(6), np.full(30, C)])
+    solution = clarabel.DefaultSolver(P, q, A, b, [clarabel.NonnegativeConeT(91)], settings).solve()
+    found = soft_pairs(lift, (C,), tolerance=1e-7)
+    assert np.allclose(found.theta, np.array(solution.x)[:6], atol=1e-3)
+
+
+def test_evidence_of_pairs_against_every_cubic_is_checked_exactly() -> None:
+    y = np.array([[-2.0], [-1.0], [0.0], [1.0], [2.0]])
+    mlp = MLP([[1.0]], [3.0], [[0.0], [1.0]], [0.0, 0.0])
+    targets = np.array([1, 0, 1, 0, 1])
+    named = Evidence(geometry="pairs", samples=[0, 1, 2, 3, 4], rivals=[0, 1, 0, 1, 0], degree=3)
+    assert check_evidence(mlp, y, targets, named) == [Fraction(k, 16) for k in (1, 4, 6, 4, 1)]
+    with pytest.raises(CertificateError):
+        check_evidence(mlp, y, targets, msgspec.structs.replace(named, degree=4))
+    with pytest.raises(CertificateError):
+        check_evidence(mlp, y, targets, msgspec.structs.replace(named, samples=[0, 1, 2, 3], rivals=[0, 1, 0, 1]))
+
+
+def test_three_classes_with_a_shared_polynomial_are_fitted_and_verified() -> None:
+    mlp = network(seed=3, outputs=3, units=8)
+    X = np.random.default_rng(4).standard_normal((400, 5))
+    made = fit(mlp, X, family="shared", degree=4)
+    if made.certificate.impossible is not None:
+        assert made.certificate.impossible.power == 4
+        assert len(made.certificate.impossible.samples) <= 7
+    verify(Fit.from_bytes(made.to_bytes()), mlp, X)
+    few = fit(mlp, X[:12], family="shared", degree=8)
+    assert few.regime.is_hard
+    assert few.certificate.statement == "lossless"
+
+
+def test_the_scale_of_the_logits_changes_no_decision_of_a_shared_fit() -> None:
+    mlp = network(outputs=1, units=10)
+    X = np.random.default_rng(4).standard_normal((300, 5))
+    large = MLP(mlp.W1, mlp.b1, mlp.W2 * 2.0**40, mlp.b2 * 2.0**40)
+    assert np.array_equal(
+        fit(mlp, X, family="shared", degree=3).predict(X), fit(large, X, family="shared", degree=3).predict(X)
+    )

@@ -1,0 +1,182 @@
+"""Exactness: monomials, placements, kernels, packing and masks, each against whole numbers or SEAL."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quad4fhe.he.seal import Context
+from quad4fhe.he.seal_arithmetic import SealArithmetic
+from quad4fhe.layouts import bits
+from quad4fhe.layouts.lift import arithmetic
+from quad4fhe.layouts.lift.arithmetic import residues, switched
+from quad4fhe.layouts.lift.monomials import Placement, lift_over, with_check
+from quad4fhe.layouts.masks import expand
+from quad4fhe.planning.chains import Chain, largest_primes, smallest_prime
+from quad4fhe.planning.fold import fold
+from support.standins import random_model, random_samples
+
+PLACES = [
+    Placement(64, 10, 3, 3, 2),
+    Placement(64, 10, 3, 1, 6),
+    Placement(64, 10, 5, 2, 3),
+    Placement(64, 64, 3, 1, 1),
+    Placement(64, 150, 3, 1, 1),
+    Placement(64, 150, 5, 3, 1),
+]
+
+
+def chain_of(ring: int, *sizes: int) -> Chain:
+    primes = tuple(largest_primes(ring, size, sizes.count(size))[sizes[:i].count(size)] for i, size in enumerate(sizes))
+    return Chain(ring, primes, None if len(primes) == 1 else smallest_prime(ring), False)
+
+
+CHAINS = [chain_of(2048, 50), chain_of(2048, 53), chain_of(4096, 60), chain_of(4096, 45, 45)]
+
+
+def negacyclic(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    whole = np.convolve(a, b)
+    out = whole[: a.size].copy()
+    out[: whole.size - a.size] -= whole[a.size :]
+    return out
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_the_map_of_monomials_is_the_model(outputs: int) -> None:
+    model, X = random_model(6, 16, outputs), random_samples(50, 6) + 100.0
+    box = np.stack([X.min(axis=0), X.max(axis=0)])
+    circuit = fold(model, box, "skip")
+    lift = lift_over(box, circuit.shift)
+    z = lift.monomials(X - circuit.shift)
+    assert z.shape == (50, 28)
+    assert np.abs(z @ lift.weights(circuit).T - circuit.logits(X)).max() < 1e-9
+    assert np.allclose(lift.norms(X), np.linalg.norm(z, axis=1))
+    assert (np.abs(z) <= lift.largest * (1 + 1e-12)).all()
+    assert np.abs(with_check(lift.weights(circuit), 0.5).sum(axis=0)[1:]).max() < 1e-9
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_answers_lie_where_they_are_read(place: Placement) -> None:
+    rng = np.random.default_rng(3)
+    weights = rng.integers(-9, 9, (place.rows, place.size))
+    values = rng.integers(-9, 9, (place.samples, place.size))
+    W, m, at = place.weights(weights), place.spread(values), place.positions()
+    wanted, readers, used = values @ weights.T, place.readers(W), place.cut(m)
+    assert used.shape == (place.used,)
+    for row in range(place.rows):
+        r, c = divmod(row, place.group)
+        whole = sum(negacyclic(W[r, j], m[j]) for j in range(place.inputs))
+        assert (whole[at[:, c]] == wanted[:, row]).all()
+        assert readers[row] @ used[: readers.shape[1]] == wanted[0, row]
+    assert (place.cut(place.uncut(used)) == used).all()
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain.ring}-{chain.bits}")
+def test_compiled_kernels_and_seal_give_the_same_words(chain: Chain) -> None:
+    compiled = arithmetic.compiled(chain)
+    if compiled is None:
+        pytest.skip("numba is not installed")
+    seal = SealArithmetic(Context(chain))
+    rng = np.random.default_rng(1)
+    words = np.stack([rng.integers(0, q, (3, chain.ring), dtype=np.uint64) for q in chain.primes], axis=1)
+    words[0, :, :4], words[1, :, :4] = np.array(chain.primes, dtype=np.uint64)[:, None] - np.uint64(1), 0
+    values = compiled.to_ntt(words)
+    assert (values == seal.to_ntt(words)).all()
+    assert (compiled.from_ntt(values) == words).all()
+    assert (seal.from_ntt(values) == words).all()
+    made = np.stack([words, words[::-1]], axis=1)
+    assert (compiled.rebased(made, values, words[0]) == seal.rebased(made, values, words[0])).all()
+    for place in (
+        Placement(chain.ring, 100, 3, 3, 4),
+        Placement(chain.ring, 100, 3, 1, 4),
+        Placement(chain.ring, 5000, 3, 1, 1),
+    ):
+        weights = place.weights(rng.integers(-(2**40), 2**40, (place.rows, place.size)))
+        one, other = compiled.linear(weights, place), seal.linear(weights, place)
+        masks = expand(bytes(32), "request", place.inputs, chain.primes, chain.ring)
+        used = np.stack([rng.integers(0, q, place.used, dtype=np.uint64) for q in chain.primes])
+        assert one.spans
+        assert other.spans
+        assert (one.masks(masks) == other.masks(masks)).all()
+        assert (one.answers(used) == other.answers(used)).all()
+
+
+@pytest.mark.parametrize(
+    "place", [Placement(2048, 100, 3, 3, 4), Placement(2048, 55, 7, 7, 1), Placement(2048, 90, 5, 2, 3)]
+)
+def test_what_a_request_leaves_out_reaches_no_answer(place: Placement) -> None:
+    """Noise fills all coefficients, so the answers of the cut request must be those of the whole one."""
+    chain = CHAINS[0]
+    assert chain.ring == place.ring
+    assert place.windowed
+    assert place.used < place.ring
+    compiled = arithmetic.compiled(chain)
+    if compiled is None:
+        pytest.skip("numba is not installed")
+    rng = np.random.default_rng(8)
+    q = chain.primes[0]
+    weights = place.weights(rng.integers(-9, 9, (place.rows, place.size)))
+    dense = rng.integers(0, 2**30, (1, place.ring))
+    wanted = np.stack([negacyclic(row[0], dense[0])[place.positions()] for row in weights])  # (R, samples, group)
+    wanted = wanted.transpose(1, 0, 2).reshape(place.samples, -1)[:, : place.rows] % q
+    used = np.stack([place.cut(dense).astype(np.uint64)] * len(chain.primes))
+    assert (compiled.linear(weights, place).answers(used)[..., 0].astype(np.int64) == wanted).all()
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain.ring}-{chain.bits}")
+@pytest.mark.parametrize("width", [16, 33, 40, 50, 51, 60])
+def test_switching_rounds_exactly(chain: Chain, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    words = np.stack([rng.integers(0, q, (1, 64), dtype=np.uint64) for q in chain.primes], axis=1)
+    wanted = [
+        sum(
+            ((int(words[0, p, i]) * pow(chain.modulus // q, -1, q) % q << width) + q // 2) // q
+            for p, q in enumerate(chain.primes)
+        )
+        % 2**width
+        for i in range(64)
+    ]
+    assert switched(words, chain, width)[0].tolist() == wanted
+    monkeypatch.setattr(arithmetic, "_kernels", lambda: None)
+    assert switched(words, chain, width)[0].tolist() == wanted
+
+
+@given(st.integers(1, 63), st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=200))
+def test_packed_values_come_back(width: int, values: list[int]) -> None:
+    cut = np.array([value % 2**width for value in values], dtype=np.uint64)
+    data = bits.pack(cut, width)
+    assert int.from_bytes(data, "little") == sum(int(x) << (i * width) for i, x in enumerate(cut))
+    assert len(data) == bits.packed_bytes(cut.size, width)
+    assert (bits.unpack(data, width, cut.size) == cut).all()
+    padded = np.frombuffer(data + bytes(-len(data) % 8), dtype="<u8")
+    assert (bits._unpack(padded, width, cut.size) == cut).all()
+    assert bits._pack(cut, width).tobytes().startswith(data)
+
+
+def test_masks_are_shake128_cut_to_the_prime() -> None:
+    q, seed = 13 * 2**12 + 1, bytes(range(32))
+    name = f"quad4fhe-mask-1 request 1 0 {q} ".encode()
+    stream = hashlib.shake_128(name + seed).digest(3 * 4096)
+    words = [int.from_bytes(stream[2 * i : 2 * i + 2], "little") for i in range(6 * 1024)]
+    wanted = [word for word in words if word < q][:2048]
+    assert expand(seed, "request", 2, (q,), 2048)[1, 0].tolist() == wanted
+    assert (expand(seed, "key", 2, (q,), 2048)[1, 0] != expand(seed, "request", 2, (q,), 2048)[1, 0]).any()
+
+
+def test_residues_of_negative_numbers_are_canonical() -> None:
+    assert residues(np.array([-1, 0, 5]), (97, 193)).tolist() == [[96, 0, 5], [192, 0, 5]]
+
+
+def test_single_coefficients_are_those_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    values, secret = rng.integers(0, 2**40, (2, 64)), rng.integers(-1, 2, 64)
+    at = np.array([0, 5, 63])
+    wanted = np.stack([negacyclic(row, secret)[at] for row in values]).view(np.uint64)
+    words, small = values.astype(np.uint64), secret.astype(np.int8)
+    assert (arithmetic.products_at(words, small, at) == wanted).all()
+    monkeypatch.setattr(arithmetic, "_kernels", lambda: None)
+    assert (arithmetic.products_at(words, small, at) == wanted).all()

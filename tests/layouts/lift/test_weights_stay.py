@@ -1,0 +1,178 @@
+"""Attacks on the weights: they succeed on plain replies and fail on private ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from quad4fhe.he.seal import Context
+from quad4fhe.he.session import Client, Server, connect
+from quad4fhe.layouts import bits
+from quad4fhe.layouts.lift.arithmetic import switched
+from quad4fhe.layouts.lift.evaluation import Setting
+from quad4fhe.layouts.lift.layout import setting_of
+from quad4fhe.layouts.lift.zeros import Zeros
+from quad4fhe.layouts.masks import as_bytes, expand
+from quad4fhe.layouts.planner import plan
+from support.lattice import reduced
+from support.standins import random_model, random_samples, stand_in
+
+
+def masks_of(setting: Setting, request: np.ndarray) -> np.ndarray:
+    chain = setting.chain
+    return expand(request.tobytes()[:32], "request", setting.place.inputs, chain.primes, chain.ring)
+
+
+def secret_weights(server: Server) -> np.ndarray:
+    """The whole weights (R, J, N) that a server multiplies with, from its own memory."""
+    inner = server._evaluator._server  # type: ignore[attr-defined]
+    chain, place = inner.setting.chain, inner.setting.place
+    one = np.zeros((place.inputs, len(chain.primes), chain.ring), dtype=np.uint64)
+    rows = []
+    for j in range(place.inputs):
+        unit = one.copy()
+        unit[j] = 1  # the polynomial 1, in NTT form
+        found = inner._linear.masks(unit)[:, 0].astype(np.int64)
+        rows.append(np.where(found > chain.primes[0] // 2, found - chain.primes[0], found))
+    return np.stack(rows, axis=1)
+
+
+def solved(masks: list[np.ndarray], replies: list[np.ndarray], q: int) -> np.ndarray:
+    """w_j with sum_j w_j a_j = c for each of J requests, at every index, modulo q: (J, N), by elimination."""
+    J, N = len(masks), masks[0].shape[-1]
+    out = np.zeros((J, N), dtype=np.uint64)
+    for i in range(N):
+        rows = [[int(a[j, 0, i]) for j in range(J)] + [int(c[i])] for a, c in zip(masks, replies, strict=True)]
+        for p in range(J):
+            pivot = next(r for r in range(p, J) if rows[r][p])
+            rows[p], rows[pivot] = rows[pivot], rows[p]
+            inverse = pow(rows[p][p], -1, q)
+            rows[p] = [x * inverse % q for x in rows[p]]
+            for r in range(J):
+                if r != p:
+                    rows[r] = [(x - rows[r][p] * y) % q for x, y in zip(rows[r], rows[p], strict=True)]
+        out[:, i] = [row[-1] for row in rows]
+    return out
+
+
+def test_unswitched_plain_replies_give_all_weights_by_linear_algebra() -> None:
+    """J requests are enough: two for this one, as for Otto."""
+    fit = stand_in(random_model(64, 16, 3), random_samples(200, 64))
+    made = plan(fit, samples=1, layout="lift", replies="plain")
+    setting = setting_of(made)
+    client, server = Client(made), Server(fit, made)
+    inner = server._evaluator._server  # type: ignore[attr-defined]
+    assert setting.place.inputs >= 2
+    assert len(made.chain.primes) == 1
+    masks = [
+        masks_of(setting, client.encrypt(fit.box[:1])[0].chunks[0].reshape(-1)) for _ in range(setting.place.inputs)
+    ]
+    replies = [inner.arithmetic.to_ntt(inner._linear.masks(a)) for a in masks]
+    q = made.chain.primes[0]
+    wanted = secret_weights(server)
+    for r in range(setting.place.replies):
+        values = solved(masks, [reply[r, 0] for reply in replies], q)
+        found = inner.arithmetic.from_ntt(values[:, None, :])[:, 0].astype(np.int64)
+        assert (np.where(found > q // 2, found - q, found) == wanted[r]).all()
+
+
+def guessed(setting: Setting, request: np.ndarray, reply: np.ndarray, size: int) -> list[int]:
+    """The weights, none above `size`, of a small model from one reply, by lattice reduction.
+
+    Coefficient i of the reply's mask is sum_t w_t a[i - p_t] modulo Q, but for the rounding of the switch, with the
+    weights at known places p_t. Enough of these equations have one short solution.
+    """
+    chain, place, width = setting.chain, setting.place, setting.scales.bits
+    Q, ring = chain.modulus, chain.ring
+    masks = Context(chain).exact().from_ntt(masks_of(setting, request))[0]
+    mask = [_crt(masks[:, i].tolist(), chain.primes) for i in range(ring)]
+    places = np.flatnonzero(place.weights(np.ones((place.rows, place.size), dtype=np.int64))[0, 0]).tolist()
+    n = len(places)
+    m = n * size.bit_length() // (width - 2) + 4
+    words = bits.unpack(reply.tobytes(), width, place.reads + place.replies * ring)[place.reads :].tolist()
+    error = max(1, Q >> width)
+    up, left = max(1, size // error), max(1, error // size)  # all entries of the solution are then of one size
+    rows = []
+    for k, p in enumerate(places):
+        turned = [mask[i - p] if i >= p else -mask[i - p + ring] for i in range(m)]
+        rows.append([up * (x % Q) for x in turned] + [left * int(t == k) for t in range(n)] + [0])
+    rows += [[up * Q * int(t == i) for t in range(m)] + [0] * (n + 1) for i in range(m)]
+    rows.append([-up * (words[i] * Q >> width) for i in range(m)] + [0] * n + [up * error])
+    for row in reduced(rows):
+        if abs(row[-1]) == up * error:
+            return [x // left * (1 if row[-1] > 0 else -1) for x in row[m : m + n]]
+    return []
+
+
+def _crt(words: list[int], primes: tuple[int, ...]) -> int:
+    Q = math.prod(primes)
+    return sum(x * (Q // q) * pow(Q // q, -1, q) for x, q in zip(words, primes, strict=True)) % Q
+
+
+@pytest.mark.parametrize("replies", ["plain", "private", "private without its encryption of zero"])
+def test_switched_replies_of_a_small_model_fall_to_lattice_reduction_unless_they_are_private(replies: str) -> None:
+    fit = stand_in(random_model(1, 8, 1), random_samples(100, 1))
+    made = plan(fit, samples=1, layout="lift", replies=replies.split()[0])
+    setting = setting_of(made)
+    client, server = connect(fit, made)
+    if "without" in replies:
+        pool = server._keys.get(server.plan.sha256, client.key_id)
+        fresh = pool.take()
+        pool.take = lambda: Zeros(np.zeros_like(fresh.answers), np.zeros_like(fresh.masks))
+    (request,) = client.encrypt(fit.box[:1])
+    reply = next(iter(server.evaluate(request).chunks))
+    weights = secret_weights(server)[0, 0]
+    found = guessed(setting, request.chunks[0].reshape(-1), reply.reshape(-1), int(np.abs(weights).max()))
+    wanted = weights[np.flatnonzero(setting.place.weights(np.ones((2, 3), dtype=np.int64))[0, 0])].tolist()
+    assert (found == wanted) == (replies != "private")
+
+
+def crafted(client: Client, setting: Setting, message: np.ndarray) -> np.ndarray:
+    """A malicious request: b + a s is exactly `message` (J, N), without noise."""
+    key, chain = client._secret, setting.chain
+    exact, place = key.context.exact(), setting.place
+    seed = bytes(32)
+    masks = expand(seed, "request", place.inputs, chain.primes, chain.ring)
+    zero = np.zeros((place.inputs, 2, len(chain.primes), chain.ring), dtype=np.uint64)
+    minus = exact.from_ntt(exact.rebased(zero, masks, key._values))  # (0 - a) s
+    whole = np.stack([(minus[:, p].astype(object) + message) % q for p, q in enumerate(chain.primes)]).astype(np.uint64)
+    return as_bytes(seed, place.cut(whole), chain.primes)
+
+
+@pytest.mark.parametrize("replies", ["plain", "private"])
+def test_two_models_with_equal_answers_are_told_apart_by_plain_replies_alone(replies: str) -> None:
+    """The client knows both models and its key; the weights differ where its ciphertext is zero."""
+    fit = stand_in(random_model(4, 8, 2), random_samples(100, 4))
+    made = plan(fit, samples=1, layout="lift", replies=replies)
+    setting = setting_of(made)
+    client, one = connect(fit, made)
+    _, two = connect(fit, made)
+    two._keys = one._keys  # the same client at both
+    inner, other = (s._evaluator._server for s in (one, two))  # type: ignore[attr-defined]
+    whole = secret_weights(one)
+    changed = whole.copy()
+    place = setting.place
+    changed[:, 0, place.ring - 3] += 12345  # the weight of monomial 3 of the first row
+    other._linear = other.arithmetic.linear(changed, place)
+    inner._linear = inner.arithmetic.linear(whole, place)
+    message = np.zeros((place.inputs, place.ring), dtype=object)
+    message[0, 0] = 2**20
+    request = crafted(client, setting, message)
+    masks = masks_of(setting, request)
+    predicted = [s._linear.masks(masks) for s in (inner, other)]
+    pool = one._keys.get(made.sha256, client.key_id)
+    width, right, rounds = setting.scales.bits, 0, 60
+    rng = np.random.default_rng(0)
+    for truth in rng.integers(0, 2, rounds):
+        reply = (inner, other)[truth].evaluate(request, pool)
+        words = bits.unpack(reply.tobytes(), width, place.reads + place.replies * place.ring)[place.reads :]
+        expected = [switched(p, setting.chain, width).reshape(-1) for p in predicted]
+        wrap = np.int64(1) << np.int64(width)
+        far = [np.abs((words - e).astype(np.int64) % wrap - wrap // 2).mean() for e in expected]
+        right += int(np.argmax(far)) == truth
+    if replies == "plain":
+        assert right == rounds
+    else:
+        assert abs(right - rounds / 2) <= 4 * np.sqrt(rounds) / 2

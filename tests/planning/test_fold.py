@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quad4fhe import InputError, QuadraticModel
+from quad4fhe.planning.bounds import bound
+from quad4fhe.planning.fold import FORMS, Dyadic, centred, fold, forms
+from quad4fhe.planning.integers import Scales, quantise
+from support.standins import heads, random_model
+
+
+def centred_logits(model: QuadraticModel, X: np.ndarray) -> np.ndarray:
+    logits = model.logits(X)
+    return logits if model.outputs == 1 else logits - logits.mean(axis=1, keepdims=True)
+
+
+@given(heads(), st.integers(0, 2**31))
+@settings(max_examples=150, deadline=None)
+def test_every_form_equals_the_plaintext_head_to_rounding(model: QuadraticModel, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    box = np.sort(rng.normal(size=(2, model.features)) * 3 + rng.normal() * 5, axis=0)
+    X = box[0] + rng.random((7, model.features)) * (box[1] - box[0])
+    wanted = centred_logits(model, X)
+    for form in forms(model):
+        circuit = fold(model, box, form)
+        # The terms that cancel bound the rounding: completing a square with a tiny alpha makes them huge.
+        y = (X - circuit.shift) @ circuit.W.T + circuit.t
+        terms = (y * y) @ np.abs(circuit.V).T + np.abs(circuit.c)
+        if circuit.U is not None:
+            terms += np.abs(X - circuit.shift) @ np.abs(circuit.U).T
+        offsets = (np.abs(circuit.t) + np.abs(model.b1)) ** 2 @ np.abs(circuit.V).T
+        scale = terms + offsets + np.abs(wanted)
+        assert (np.abs(circuit.logits(X) - wanted) <= 1e-12 * scale).all()
+
+
+@given(heads())
+@settings(max_examples=60, deadline=None)
+def test_the_bound_holds_at_every_corner_and_inside(model: QuadraticModel) -> None:
+    rng = np.random.default_rng(0)
+    box = np.sort(rng.normal(size=(2, model.features)) * 4, axis=0)
+    signs = np.array(np.meshgrid(*[[0.0, 1.0]] * model.features)).reshape(model.features, -1).T
+    X = np.vstack([box[0] + signs * (box[1] - box[0]), box[0] + rng.random((200, model.features)) * (box[1] - box[0])])
+    for form in forms(model):
+        circuit = fold(model, box, form)
+        found = bound(circuit, box)
+        assert np.abs(circuit.logits(X)).max() <= found.logit * (1 + 1e-9)
+        y = (X - circuit.shift) @ circuit.W.T + circuit.t
+        assert (np.abs(y) <= found.hidden * (1 + 1e-9) + 1e-12).all()
+        slopes = [2 * (circuit.V * row) @ circuit.W + (0 if circuit.U is None else circuit.U) for row in y]
+        assert np.linalg.norm(np.array(slopes), axis=2).max() <= found.slope * (1 + 1e-9)
+
+
+def test_the_bound_of_a_wide_network_holds_at_random_corners() -> None:
+    model = random_model(300, 40, 4)
+    box = np.stack([-np.ones(300), np.ones(300)])
+    circuit = fold(model, box, "square")
+    X = np.random.default_rng(0).choice([-1.0, 1.0], size=(500, 300))
+    assert np.abs(circuit.logits(X)).max() <= bound(circuit, box).logit
+
+
+def test_the_ellipsoid_is_tighter_than_intervals_on_a_trained_like_network() -> None:
+    circuit = fold(random_model(40, 128, 5), np.stack([-3 * np.ones(40), 3 * np.ones(40)]), "skip")
+    found = bound(circuit, np.stack([-3 * np.ones(40), 3 * np.ones(40)]))
+    assert found.method == "ellipsoid"
+    assert found.ellipsoid < found.interval / 2
+
+
+def test_a_free_head_has_no_square_form_and_says_so() -> None:
+    model = random_model(3, 4, 3, free=True)
+    box = np.stack([-np.ones(3), np.ones(3)])
+    assert forms(model) == ("skip",)
+    with pytest.raises(InputError, match="form='skip'"):
+        fold(model, box, "square")
+
+
+def test_a_zero_alpha_with_a_linear_term_has_no_square_form() -> None:
+    model = QuadraticModel(np.eye(2), np.zeros(2), [[1.0, 0.0]], [[1.0, 1.0]], [0.0])
+    assert forms(model) == ("skip",)
+    zero = QuadraticModel(np.eye(2), np.zeros(2), [[1.0, 0.0]], [[1.0, 0.0]], [0.0])
+    assert forms(zero) == FORMS
+
+
+def exactly(array: np.ndarray) -> np.ndarray:
+    out = np.empty(array.shape, dtype=object)
+    out.ravel()[:] = [Fraction(value) for value in array.ravel().tolist()]
+    return out
+
+
+def fractions_of(numbers: Dyadic) -> np.ndarray:
+    return numbers.integers * Fraction(2) ** numbers.exponent
+
+
+def test_centring_keeps_every_difference_between_classes_exactly() -> None:
+    model = random_model(5, 6, 4, free=True)
+    for numbers, array in zip(centred(model), (model.S, model.T, model.c), strict=True):
+        exact, wanted = fractions_of(numbers), exactly(array)
+        assert np.all(exact[1:] - exact[:-1] == wanted[1:] - wanted[:-1])
+
+
+@pytest.mark.parametrize("far", [0.0, 1e6, 1.7e9, 1e11])
+def test_folding_is_exact_however_far_the_features_lie_from_zero(far: float) -> None:
+    model = random_model(5, 6, 3, free=True)
+    box = np.stack([far - np.ones(5), far + np.ones(5)])
+    circuit = fold(model, box, "skip")
+    assert circuit.exact is not None
+    assert circuit.exact.U is not None
+    x = exactly(far + np.random.default_rng(0).normal(size=5))
+    z = x - exactly(circuit.shift)
+    y = exactly(circuit.W).dot(z) + fractions_of(circuit.exact.t)
+    found = fractions_of(circuit.exact.V).dot(y * y) + fractions_of(circuit.exact.U).dot(z)
+    found = found + fractions_of(circuit.exact.c)
+    plain = exactly(model.W1).dot(x) + exactly(model.b1)
+    wanted = exactly(model.S).dot(plain * plain) + exactly(model.T).dot(plain) + exactly(model.c)
+    assert np.all(found[1:] - found[:-1] == wanted[1:] - wanted[:-1])
+
+
+def test_features_far_from_zero_are_shifted_to_the_box() -> None:
+    model = random_model(3, 4, 2)
+    circuit = fold(model, [[290.0, -1.0, -7.0], [310.0, 1.0, -5.0]], "skip")
+    assert circuit.shift.tolist() == [290.0, 0.0, -5.0]
+
+
+def test_a_box_upside_down_is_refused_by_feature() -> None:
+    with pytest.raises(InputError, match="feature 1"):
+        fold(random_model(2, 3, 2), [[0.0, 1.0], [1.0, 0.0]], "skip")
+
+
+@given(heads(), st.integers(1, 40), st.integers(1, 30), st.integers(1, 30))
+@settings(max_examples=60, deadline=None)
+def test_integers_are_the_nearest_to_scale_times_weight(model: QuadraticModel, x: int, w: int, v: int) -> None:
+    circuit = fold(model, np.stack([-np.ones(model.features), np.ones(model.features)]), "skip")
+    integers = quantise(circuit, Scales(x, w, v))
+    assert circuit.exact is not None
+    for exact, rounded, bits in (
+        (Dyadic.of(circuit.W), integers.W, w),
+        (circuit.exact.V, integers.V, v),
+        (circuit.exact.t, integers.t, x + w),
+        (circuit.exact.c, integers.c, 2 * (x + w) + v),
+        (circuit.exact.U, integers.U, x + 2 * w + v),
+    ):
+        assert exact is not None
+        assert rounded is not None
+        for value, integer in zip(fractions_of(exact).ravel().tolist(), rounded.ravel().tolist(), strict=True):
+            assert abs(Fraction(value) * 2**bits - integer) <= Fraction(1, 2)
+    back = integers.dequantised()
+    np.testing.assert_allclose(back.W, circuit.W, atol=2.0**-w)
+    np.testing.assert_allclose(back.c, circuit.c, rtol=1e-15, atol=2.0 ** -(2 * (x + w) + v))

@@ -1,0 +1,233 @@
+"""The server's pool: deadlines and replacements with local workers, and the same with workers on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from quad4fhe import Fit, plan
+from quad4fhe.cli import main
+from quad4fhe.errors import InputError
+from quad4fhe.he import container
+from quad4fhe.he.session import Client, Server
+from quad4fhe.serve.admission import Place
+from quad4fhe.serve.client import Remote
+from quad4fhe.serve.pool import DeadlineError, ServerPool
+from quad4fhe.serve.worker import ModelFiles, Setup, Task, set_up
+from quad4fhe.workers import choose
+from quad4fhe.workers.base import Launcher, WorkerLostError
+from quad4fhe.workers.registry import KINDS
+from support.serving import RunningServer, inside, until, works
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
+
+OCTETS = {"content-type": "application/octet-stream"}
+
+
+@pytest.fixture(scope="module")
+def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spool")
+
+
+@pytest.fixture(scope="module")
+def server(fitted: tuple[Path, Fit], spool: Path) -> Iterator[RunningServer]:
+    """One actor, on a Ray that the server starts for itself."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'quad4fhe[ray]'")
+    words = ("--precision", "fast", "--samples", "4", "--workers", "1", "--deadline", "3", "--spool", spool)
+    with RunningServer(fitted[0], *words, "--pool", "ray") as running:
+        yield running
+        assert "Traceback" not in "\n".join(running.log)
+
+
+def actor(server: RunningServer) -> int:
+    """The process id of the worker that was ready last."""
+    said = [found for line in server.log if (found := re.search(r"worker (\d+) on \S+ is ready", line))]
+    pid = int(said[-1][1])
+    assert "ray" in Path(f"/proc/{pid}/cmdline").read_text()
+    return pid
+
+
+def gone(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def body(server: RunningServer, fit: Fit) -> tuple[str, bytes, bytes]:
+    """A request, and the reply to it as it is computed here."""
+    with Remote(server.url, model=fit.model.sha256, layout="batch") as remote:
+        made = next(Client(remote.plan).stream(inside(fit, 2)))
+        data = b"".join(container.write_request(remote.plan, made))
+        request = container.read_request(remote.plan, container.View(memoryview(data)))
+        reply = b"".join(container.write_reply(remote.plan, Server(fit, remote.plan).evaluate(request)))
+    return f"{server.url}/models/{fit.model.sha256}/evaluate", data, reply
+
+
+def test_ray_workers_answer_as_this_process_does(server, fitted) -> None:
+    url, data, reply = body(server, fitted[1])
+    answer = httpx.post(url, content=data, headers=OCTETS, timeout=30)
+    assert answer.status_code == 200
+    assert answer.content == reply
+    works(server, fitted[1], "packed")
+    assert server.healthy() == {"workers": 1, "busy": 0}
+
+
+def test_a_bad_request_is_the_clients_fault_and_leaves_the_actor_alive(server, fitted) -> None:
+    url, data, _ = body(server, fitted[1])
+    before = actor(server)
+    damaged = data[:-40] + b"\xff" * 8 + data[-32:]  # neither below its prime nor what was hashed
+    answer = httpx.post(url, content=damaged, headers=OCTETS, timeout=30)
+    assert answer.status_code == 400
+    works(server, fitted[1])
+    assert actor(server) == before
+
+
+def test_an_actor_killed_during_a_request_is_a_clear_error_or_the_right_answer(server, fitted) -> None:
+    url, data, reply = body(server, fitted[1])
+    pid = actor(server)
+    with ThreadPoolExecutor() as threads:
+        os.kill(pid, signal.SIGSTOP)
+        answer = threads.submit(httpx.post, url, content=data, headers=OCTETS, timeout=30)
+        until(lambda: server.healthy()["busy"] == 1)
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGKILL)
+        response = answer.result(timeout=20)
+    if response.status_code == 200:  # it had not begun, and another one was there in time
+        assert response.content == reply
+    else:
+        assert response.status_code == 503
+        assert "send the request again" in response.json()["error"]
+    works(server, fitted[1])
+    assert actor(server) != pid
+
+
+def test_a_deadline_ends_the_job_and_its_actor(server, fitted) -> None:
+    url, data, _ = body(server, fitted[1])
+    pid = actor(server)
+    os.kill(pid, signal.SIGSTOP)
+    started = time.monotonic()
+    response = httpx.post(url, content=data, headers=OCTETS, timeout=30)
+    assert response.status_code == 504
+    assert time.monotonic() - started < 8
+    until(lambda: gone(pid))
+    works(server, fitted[1])
+
+
+def test_a_stopped_server_leaves_no_actor_no_ray_and_no_file(server, fitted, spool) -> None:
+    pid = actor(server)
+    daemons = server.workers()
+    assert len(list(spool.iterdir())) == 1
+    assert daemons, "this Ray is a child of the server"
+    assert server.stop(signal.SIGTERM) in (0, -signal.SIGTERM)
+    until(lambda: all(map(gone, [pid, *daemons])))
+    assert not list(spool.iterdir())
+
+
+def test_more_workers_than_ray_has_is_one_line(ray_session: None, fitted, capsys) -> None:
+    words = ("--layout", "batch", "--precision", "fast", "--pool", "ray", "--workers", "9", "--port", "0")
+    assert main(["serve", str(fitted[0]), *words]) == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("9 workers wanted, but this Ray has 4 CPUs; ask for 4 or add nodes")
+    )
+
+
+def test_without_ray_the_error_says_what_to_install(fitted, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "quad4fhe.workers.ray", raising=False)
+    monkeypatch.delitem(KINDS._loaded, "ray", raising=False)
+    words = ("--layout", "batch", "--precision", "fast", "--pool", "ray", "--port", "0")
+    assert main(["serve", str(fitted[0]), *words]) == 2
+    assert "pip install 'quad4fhe[ray]'" in capsys.readouterr().err
+
+
+def test_a_worker_that_does_not_see_the_spool_says_so(tmp_path: Path) -> None:
+    setup = Setup([ModelFiles(str(tmp_path / "elsewhere" / "fit.safetensors"), [])])
+    with pytest.raises(InputError, match=r"does not see the server's folder .*elsewhere; name one .* --spool"):
+        set_up(setup)
+
+
+def pool_of(launcher: Launcher, file: Path, fit: Fit) -> tuple[ServerPool, str]:
+    made = plan(fit, samples=4, layout="batch", precision="fast")
+    setup = Setup([ModelFiles(str(file), [made.to_dict()])])
+    return ServerPool(setup, launcher), made.sha256.hex()
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
+def test_an_unforeseen_error_costs_a_worker_its_place(fitted) -> None:
+    async def story(launcher: Launcher) -> None:
+        pool, served = pool_of(launcher, *fitted)
+        await pool.start()
+        try:
+            later = asyncio.get_running_loop().time() + 60
+            assert (await pool.run(Task(served), Place("x"), later)).error is None
+            with pytest.raises(WorkerLostError, match="send the request again"):
+                await pool.run(Task("no such plan"), Place("x"), later)
+            assert (await pool.run(Task(served), Place("x"), later)).error is None
+            assert (pool.restarts, pool.alive) == (1, 1)
+            (worker,) = pool._alive
+            os.kill(int(worker.name.split()[0]), signal.SIGKILL)
+            assert (await pool.run(Task(served), Place("x"), later)).error is None  # died idle: another one does it
+            assert pool.restarts == 2
+        finally:
+            await pool.close()
+
+    before = children()
+    with choose("local", 1).launch() as launcher:
+        asyncio.run(story(launcher))
+    assert children() == before
+
+
+def test_a_worker_killed_in_the_middle_of_a_job_is_lost_and_the_job_not_tried_twice(fitted, tmp_path: Path) -> None:
+    async def story(launcher: Launcher) -> None:
+        pool, served = pool_of(launcher, *fitted)
+        await pool.start()
+        try:
+            later = asyncio.get_running_loop().time() + 60
+            os.mkfifo(tmp_path / "request")  # to open it waits for somebody who writes, and nobody does
+            task = Task(served, request=str(tmp_path / "request"), reply=str(tmp_path / "reply"))
+            running = asyncio.create_task(pool.run(task, Place("x"), later))
+            await asyncio.sleep(2)
+            (worker,) = pool._alive
+            os.kill(int(worker.name.split()[0]), signal.SIGKILL)
+            with pytest.raises(WorkerLostError, match="send the request again"):
+                await running
+            assert (await pool.run(Task(served), Place("x"), later)).error is None
+            assert pool.restarts == 1
+        finally:
+            await pool.close()
+
+    with choose("local", 1).launch() as launcher:
+        asyncio.run(story(launcher))
+
+
+def test_a_pool_closed_while_it_replaces_a_worker_leaves_nothing_behind(fitted) -> None:
+    async def story(launcher: Launcher) -> None:
+        pool, served = pool_of(launcher, *fitted)
+        await pool.start()
+        (worker,) = pool._alive
+        os.kill(int(worker.name.split()[0]), signal.SIGSTOP)
+        with pytest.raises(DeadlineError):
+            await pool.run(Task(served), Place("x"), asyncio.get_running_loop().time() + 0.3)
+        await pool.close()
+        assert pool.alive == 0
+
+    before = children()
+    with choose("local", 1).launch() as launcher:
+        asyncio.run(story(launcher))
+    assert children() == before

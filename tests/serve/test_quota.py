@@ -1,0 +1,41 @@
+"""Answers a day for each token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from quad4fhe.serve.client import Remote, ServiceError
+from quad4fhe.serve.quota import Quota
+from support.serving import RunningServer, inside, small_fit
+
+
+def test_each_owner_gets_its_answers_every_day() -> None:
+    now = [86_400.0 * 20_000 + 3_600]
+    quota = Quota(10, lambda: now[0])
+    assert [quota.take("one", 4), quota.take("one", 4)] == [None, None]
+    assert quota.take("one", 4) == 23 * 3_600
+    assert quota.take("one", 2) is None  # what did not fit was not counted
+    assert quota.take("other", 10) is None
+    now[0] += 23 * 3_600
+    assert quota.take("one", 10) is None
+    assert Quota(None).take("one", 10**9) is None
+
+
+def test_a_server_enforces_questions_per_day(tmp_path: Path) -> None:
+    fit = small_fit(3, 8, 2, seed=1)
+    fit.save(tmp_path / "fit.safetensors")
+    (tmp_path / "tokens").write_text("a" * 32 + "\n" + "b" * 32 + "\n")
+    (tmp_path / "tokens").chmod(0o600)
+    arguments = ["--layout", "lift", "--samples", "1", "--token-file", tmp_path / "tokens", "--questions-per-day", "2"]
+    with RunningServer(tmp_path / "fit.safetensors", *arguments) as server:
+        X = inside(fit, 1)
+        with Remote(server.url, token="a" * 32, patience=5) as remote:
+            assert [(remote.predict(X).decisions == fit.model.decide(X)).all() for _ in range(2)] == [True, True]
+            with pytest.raises(ServiceError, match="questions a day"):
+                remote.predict(X)
+        with Remote(server.url, token="b" * 32) as remote:
+            assert (remote.predict(X).decisions == fit.model.decide(X)).all()
+        assert httpx.get(f"{server.url}/health").status_code == 200

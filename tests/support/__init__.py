@@ -1,0 +1,1 @@
+"""What tests share: models, samples, servers, forgers, strategies."""

@@ -1,0 +1,184 @@
+"""Networks with two or more hidden layers: read, decided exactly, fitted on their first layer, verified."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quad4fhe import MLP, CertificateError, Client, Fit, InputError, Server, compare, fit, plan, verify
+from quad4fhe.deep import DeepMLP
+from quad4fhe.names import Names
+from quad4fhe.proof.exact import bounded_logits, decisions
+
+RNG = np.random.default_rng(11)
+
+
+def network(*sizes: int, seed: int = 0) -> DeepMLP:
+    rng = np.random.default_rng(seed)
+    pairs = [(rng.normal(size=(b, a)) / np.sqrt(a), 0.3 * rng.normal(size=b)) for a, b in itertools.pairwise(sizes)]
+    return DeepMLP(*pairs[0], pairs[1:])
+
+
+NET = network(4, 16, 8, 3)
+X = RNG.normal(size=(400, 4))
+FOUND = fit(NET, X, family="head")
+
+
+def by_hand(net: DeepMLP, x: np.ndarray) -> list[Fraction]:
+    """The logits of one sample in fractions, from nothing but the weights."""
+    value = [Fraction(float(v)) for v in x]
+    for k, (W, b) in enumerate([(net.W1, net.b1), *net.layers]):
+        value = [max(v, Fraction(0)) for v in value] if k else value
+        value = [
+            sum((Fraction(float(w)) * v for w, v in zip(row, value, strict=True)), Fraction(float(shift)))
+            for row, shift in zip(W, b, strict=True)
+        ]
+    return value
+
+
+@pytest.mark.parametrize("sizes", [(4, 16, 8, 3), (3, 6, 5, 4, 2), (5, 7, 6, 1)])
+def test_decisions_are_exact_and_their_error_bound_holds(sizes: tuple[int, ...]) -> None:
+    net = network(*sizes, seed=3)
+    points = np.concatenate([RNG.normal(size=(12, sizes[0])), 1e6 * RNG.normal(size=(4, sizes[0]))])
+    found = decisions(net, points)
+    logits, error = bounded_logits(net, points)
+    for x, label, row, bound in zip(points, found.label, logits, error, strict=True):
+        exact = by_hand(net, x)
+        assert all(abs(Fraction(float(v)) - e) <= Fraction(float(b)) for v, e, b in zip(row, exact, bound, strict=True))
+        both = [Fraction(0), *exact] if len(exact) == 1 else exact
+        assert label == both.index(max(both))
+
+
+def test_a_tie_between_two_classes_is_settled_in_whole_numbers() -> None:
+    (W2, b2), (W3, b3) = NET.layers
+    tied = DeepMLP(NET.W1, NET.b1, [(W2, b2), (W3[[0, 0, 1]], b3[[0, 0, 1]])])
+    found = decisions(tied, X[:40])
+    top = np.array([by_hand(tied, x)[0] >= by_hand(tied, x)[2] for x in X[:40]])
+    assert top.any()
+    assert (found.strict == ~top).all()
+    assert (found.label == np.where(top, 0, 2)).all()
+    assert found.rational >= top.sum()
+
+
+def test_the_fit_is_measured_against_the_whole_network_and_verified(tmp_path: Path) -> None:
+    assert FOUND.certificate.statement in ("measured", "lossless")
+    lost = [i for i, x in enumerate(X) if FOUND.predict(x[None])[0] != np.argmax([float(v) for v in by_hand(NET, x)])]
+    assert list(FOUND.certificate.mismatches) == lost
+    assert float(FOUND.agreement(X)) == 1 - len(lost) / len(X) > 0.9
+    FOUND.save(tmp_path / "fit.safetensors")
+    read = Fit.load(tmp_path / "fit.safetensors")
+    assert isinstance(read.mlp, DeepMLP)
+    assert read.mlp.sha256 == NET.sha256  # the derived head is no part of the network
+    verify(read, NET, X)
+    with pytest.raises(CertificateError):
+        verify(read, network(4, 16, 8, 3, seed=1), X)
+
+
+def test_a_changed_inner_layer_does_not_verify() -> None:
+    (W2, b2), last = FOUND.mlp.layers
+    other = DeepMLP(FOUND.mlp.W1, FOUND.mlp.b1, [(-W2, b2), last], (FOUND.mlp.W2, FOUND.mlp.b2))
+    with pytest.raises(CertificateError):
+        verify(replace(FOUND, mlp=other), None, X)
+
+
+@pytest.mark.parametrize("family", ["shared", "unitwise"])
+def test_the_other_families_use_a_derived_head(family: str) -> None:
+    found = fit(NET, X, family=family)
+    assert found.family == family
+    assert verify(found, NET, X).samples == len(X)
+    own = np.maximum(NET.hidden(X), 0) @ found.mlp.W2.T + found.mlp.b2
+    plain = np.maximum(NET.hidden(X), 0) @ NET.W2.T + NET.b2
+    exact = NET.logits(X)
+    assert np.square(own - exact).sum() < np.square(plain - exact).sum()  # nearer than without the data
+
+
+def test_it_costs_one_hidden_layer_under_encryption() -> None:
+    made = plan(FOUND, samples=50, layout="batch", X=X)
+    assert (made.shape.features, made.shape.units, made.shape.outputs) == (4, 16, 3)
+    client, server = Client(made), Server(FOUND, made)
+    replies = [server.evaluate(request) for request in client.encrypt(X[:50])]
+    assert (client.decide(replies) == FOUND.predict(X[:50])).all()
+
+
+def test_the_fit_is_the_same_with_workers() -> None:
+    again = fit(NET, X, family="shared", pool="local", workers=2)
+    alone = fit(NET, X, family="shared")
+    assert all(np.array_equal(getattr(again, key), getattr(alone, key)) for key in ("S", "T", "c"))
+    assert again.certificate == alone.certificate
+
+
+def test_arrays_are_saved_and_read(tmp_path: Path) -> None:
+    for name in ("net.npz", "net.safetensors"):
+        NET.save(tmp_path / name)
+        assert MLP.load(tmp_path / name).sha256 == NET.sha256
+
+
+def test_names_and_notes_stay_with_a_deeper_network() -> None:
+    named = NET.named(Names(("a", "b", "c", "d"), None)).with_notes("read from a file")
+    assert isinstance(named, DeepMLP)
+    assert (named.names.features, named.notes) == (("a", "b", "c", "d"), ("read from a file",))
+    assert named.sha256 == NET.sha256
+
+
+def test_what_replaces_one_activation_refuses_a_deeper_network() -> None:
+    with pytest.raises(InputError, match="compare replaces the activation of one hidden layer, and this network has 2"):
+        compare(NET, X, X)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([(np.ones((2, 16)), np.zeros(2))], "two or more hidden layers"),
+        ([(np.ones((8, 15)), np.zeros(8)), (np.ones((2, 8)), np.zeros(2))], r"W2 has shape \(8, 15\)"),
+        ([(np.ones((8, 16)), np.zeros(8)), (np.ones((2, 8)), np.zeros(3))], "W3 has shape"),
+    ],
+)
+def test_layers_that_do_not_fit_are_named(layers, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        DeepMLP(NET.W1, NET.b1, layers)
+
+
+def test_a_scikit_learn_classifier_with_three_hidden_layers() -> None:
+    neural = pytest.importorskip("sklearn.neural_network", reason="scikit-learn is not installed")
+    y = NET.decide(X)
+    made = neural.MLPClassifier((8, 6, 5), solver="lbfgs", max_iter=40, tol=1e9, random_state=0).fit(X, y)
+    found = MLP.from_sklearn(made)
+    assert isinstance(found, DeepMLP)
+    assert len(found.layers) == 3
+    assert (made.classes_[found.decide(X)] == made.predict(X)).all()
+
+
+def test_a_torch_network_and_its_state_dict_and_its_onnx_graphs(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    nn = torch.nn
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6), nn.Dropout(), nn.ReLU(), nn.Linear(6, 3)
+    )
+    net.eval()
+    with torch.no_grad():
+        wanted = net(torch.tensor(X, dtype=torch.float32)).numpy()
+    found = MLP.from_torch(net)
+    assert isinstance(found, DeepMLP)
+    assert np.abs(found.logits(X) - wanted).max() < 1e-5
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    assert MLP.load(tmp_path / "net.pt").sha256 == found.sha256
+    named = {
+        f"fc{k}.{part}": value for k, layer in enumerate((0, 3, 6)) for part, value in net[layer].state_dict().items()
+    }
+    torch.save(named, tmp_path / "named.pt")
+    assert isinstance(MLP.load(tmp_path / "named.pt"), DeepMLP)
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the old exporter, which many files come from
+        torch.onnx.export(net, (torch.zeros(2, 4),), tmp_path / "net.onnx", dynamo=False)
+    graph = MLP.load(tmp_path / "net.onnx")
+    assert isinstance(graph, DeepMLP)
+    assert graph.feature_part is None
+    assert np.abs(graph.logits(X) - wanted).max() < 1e-5
