@@ -17,6 +17,9 @@ from quad4fhe.he import keys
 from support.serving import small_fit
 
 
+pytestmark = pytest.mark.usefixtures("fixed_ties")
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a fit, a plan, a key, and 5,000 samples."""

@@ -24,6 +24,8 @@ from support.cases import PAIRS, PAIRS_X
 from support.forging import changed, opened, sealed
 from support.serving import RunningServer
 
+pytestmark = pytest.mark.usefixtures("fixed_ties")
+
 HELD = np.random.default_rng(12).normal(size=(2000, 3))
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

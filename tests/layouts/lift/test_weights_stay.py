@@ -163,7 +163,7 @@ def test_two_models_with_equal_answers_are_told_apart_by_plain_replies_alone(rep
     masks = masks_of(setting, request)
     predicted = [s._linear.masks(masks) for s in (inner, other)]
     pool = one._keys.get(made.sha256, client.key_id)
-    width, right, rounds = setting.scales.bits, 0, 60
+    width, right, rounds = setting.scales.bits, 0, 60 if replies == "plain" else 240
     rng = np.random.default_rng(0)
     for truth in rng.integers(0, 2, rounds):
         reply = (inner, other)[truth].evaluate(request, pool)
@@ -175,4 +175,4 @@ def test_two_models_with_equal_answers_are_told_apart_by_plain_replies_alone(rep
     if replies == "plain":
         assert right == rounds
     else:
-        assert abs(right - rounds / 2) <= 4 * np.sqrt(rounds) / 2
+        assert abs(right - rounds / 2) <= 6.2 * np.sqrt(rounds) / 2  # deviations of guesses: exceeded once in 10^9
