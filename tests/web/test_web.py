@@ -84,17 +84,13 @@ def _decisions(found: Fit, made: Plan, X: np.ndarray) -> list[int]:
     return client.decide([server.evaluate(request) for request in client.encrypt(X)]).tolist()
 
 
-@needs_node
-@needs_chromium
-@pytest.mark.parametrize("layout", ["batch", "lift"])
-@pytest.mark.parametrize("name", SETS)
-def test_the_page_decides_as_the_python_client_does(
-    name: str, layout: str, trained: Callable[[str], Trained], tmp_path: Path
-) -> None:
-    found, X_test = _fitted(name, trained)
+def _inside(found: Fit, X: np.ndarray, count: int) -> np.ndarray:
     low, high = found.box
-    rows = X_test[((X_test >= low) & (X_test <= high)).all(axis=1)][:200].astype(np.float64)
-    made = plan(found, samples=1 if layout == "lift" else 2048, layout=layout)
+    return X[((X >= low) & (X <= high)).all(axis=1)][:count].astype(np.float64)
+
+
+def _in_the_browser(found: Fit, made: Plan, rows: np.ndarray, tmp_path: Path, only: str | None = None) -> None:
+    """Run the browser's tests, or those whose name contains `only`, against two servers of this plan."""
     outside = rows[0].copy()
     outside[0] = made.domain.high[0] + 1.0
     files = {key: tmp_path / key for key in ("fit.safetensors", "plan.json", "tokens", "page.html", "guarded.html")}
@@ -107,7 +103,7 @@ def test_the_page_decides_as_the_python_client_does(
         files["guarded.html"].write_bytes(one_file(made, guarded.url))
         spec = {
             "url": server.url,
-            "query": f"?layout={layout}",
+            "query": f"?layout={made.layout}",
             "chromium": CHROMIUM,
             "guarded": guarded.url,
             "token": "a-long-and-secret-token",
@@ -116,8 +112,33 @@ def test_the_page_decides_as_the_python_client_does(
             "rows": rows.tolist(),
             "decisions": _decisions(found, made, rows),
             "outside": outside.tolist(),
+            "decisionsOnly": made.settings.get("replies") == "decisions",
             "screenshots": os.environ.get("QUAD4FHE_SCREENSHOTS", str(tmp_path)),
         }
         (tmp_path / "spec.json").write_text(json.dumps(spec))
-        only = [] if name == "breast_cancer" else ["--test-name-pattern", "those of the Python client"]
-        _node("--test", *only, "test/browser.test.ts", environment={"QUAD4FHE_WEB_SPEC": str(tmp_path / "spec.json")})
+        chosen = [] if only is None else ["--test-name-pattern", only]
+        _node("--test", *chosen, "test/browser.test.ts", environment={"QUAD4FHE_WEB_SPEC": str(tmp_path / "spec.json")})
+
+
+@needs_node
+@needs_chromium
+@pytest.mark.parametrize("layout", ["batch", "lift"])
+@pytest.mark.parametrize("name", SETS)
+def test_the_page_decides_as_the_python_client_does(
+    name: str, layout: str, trained: Callable[[str], Trained], tmp_path: Path
+) -> None:
+    found, X_test = _fitted(name, trained)
+    made = plan(found, samples=1 if layout == "lift" else 2048, layout=layout)
+    only = None if name == "breast_cancer" else "those of the Python client"
+    _in_the_browser(found, made, _inside(found, X_test, 200), tmp_path, only)
+
+
+@needs_node
+@needs_chromium
+def test_the_page_shows_decisions_whose_scores_the_server_hides(
+    trained: Callable[[str], Trained], tmp_path: Path
+) -> None:
+    found, X_test = _fitted("breast_cancer", trained)
+    made = plan(found, samples=1, layout="lift", replies="decisions")
+    only = "those of the Python client|made under another key|decisions only"
+    _in_the_browser(found, made, _inside(found, X_test, 60), tmp_path, only)

@@ -21,6 +21,7 @@ function isPrivate(plan: Plan): boolean {
 
 export const batch: Layout = {
   name: "batch",
+  tellsScores: () => true,
   request: (plan) => ({ shape: [plan.features, 1, plan.chain.primes.length, plan.chain.ring], width: 4, lead: SEED_BYTES }),
   reply: (plan) => ({ shape: [plan.outputs, degreeOf(plan) + 1, plan.chain.primes.length, plan.chain.ring], width: 4 }),
   keys: (plan) => (isPrivate(plan) ? publicKeyForm(plan) : null),

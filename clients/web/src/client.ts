@@ -23,6 +23,12 @@ export interface Keys {
 export interface Answer {
   /** The class that was decided, or 0 and 1 where the model has one output. */
   readonly decision: number;
+  /** The scores; null where the plan's replies tell decisions only. */
+  readonly scores: Scores | null;
+}
+
+/** What a reply tells beside the decision. */
+export interface Scores {
   readonly logits: Float64Array;
   /** The gap between the two largest logits, or the size of the only one. */
   readonly margin: number;
@@ -90,7 +96,7 @@ export class Client {
       throw new AskError("the reply does not decrypt to values this plan can produce: wrong key, or damaged on the way");
     }
     this.#open.delete(id);
-    return logits.map((each) => answerOf(each, plan));
+    return logits.map((each) => answerOf(each, plan, this.#layout.tellsScores(plan)));
   }
 
   /** Free the key. */
@@ -99,12 +105,13 @@ export class Client {
   }
 }
 
-function answerOf(logits: Float64Array, plan: Plan): Answer {
+function answerOf(logits: Float64Array, plan: Plan, scored: boolean): Answer {
   const sorted = Array.from(logits).sort((a, b) => b - a);
   const binary = logits.length === 1;
   const margin = binary ? Math.abs(logits[0]!) : sorted[0]! - sorted[1]!;
   const decision = binary ? Number(logits[0]! > 0) : logits.indexOf(sorted[0]!);
-  return { decision, logits, margin, certain: margin > plan.error, reliable: reliability(logits, margin, plan.reliable) };
+  const scores = { logits, margin, certain: margin > plan.error, reliable: reliability(logits, margin, plan.reliable) };
+  return { decision, scores: scored ? scores : null };
 }
 
 function reliability(logits: Float64Array, margin: number, rule: Reliable | null): boolean | null {

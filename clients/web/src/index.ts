@@ -20,7 +20,7 @@ import { type Plan, readPlan } from "./plan.ts";
 import { checked, outside } from "./samples.ts";
 
 export type { Chain } from "./chain.ts";
-export { type Answer, Client, type Keys, type Request } from "./client.ts";
+export { type Answer, Client, type Keys, type Request, type Scores } from "./client.ts";
 export { AskError, messageOf, TokenError } from "./errors.ts";
 export { layoutNames } from "./layouts.ts";
 export { type Plan, readPlan } from "./plan.ts";

@@ -20,6 +20,8 @@ export interface Layout {
   reply(plan: Plan): Form;
   /** What the server is given before the first request; null where it needs nothing. */
   keys(plan: Plan): Form | null;
+  /** Whether a reply tells logits; otherwise only their order has a meaning. */
+  tellsScores(plan: Plan): boolean;
   /** log2 of the scale of a reply. */
   scaleOut(plan: Plan): number;
   /** Why a plan can't be of this layout, or null. */

@@ -10,6 +10,12 @@ import { type Plan, planNumber, planWhole, reachOf } from "./plan.ts";
 import { bitLength, bytesForm, joined, LEAST_SECURITY, maskOf, publicKey, publicKeyForm, SEED_BYTES } from "./seeds.ts";
 
 const MOST_MONOMIALS = 2 ** 16;
+const LARGEST_FACTOR = 24; // log2 of what hides the score where replies tell decisions only
+
+/** Whether the server hides the score behind a random factor: of what is read, only the sign has a meaning. */
+function decisionsOnly(plan: Plan): boolean {
+  return plan.settings["replies"] === "decisions";
+}
 
 interface Setting {
   readonly group: number;
@@ -60,6 +66,7 @@ function settingOf(plan: Plan): Setting {
 
 export const lift: Layout = {
   name: "lift",
+  tellsScores: (plan) => !decisionsOnly(plan),
   scaleOut: (plan) => Math.log2(settingOf(plan).weights) + settingOf(plan).lift,
   request(plan) {
     const { used } = settingOf(plan);
@@ -76,7 +83,10 @@ export const lift: Layout = {
 
   refusal(plan) {
     const s = settingOf(plan);
-    if (plan.settings["replies"] === "decisions") return "its replies tell decisions without scores, which this page does not show";
+    if (decisionsOnly(plan) !== (plan.settings["factor"] !== undefined)) return "decisions, and only they, have a random factor";
+    if (decisionsOnly(plan) && (plan.settings["factor"] !== LARGEST_FACTOR || s.group !== 1 || plan.perRequest !== 1 || s.rows !== 2)) {
+      return "decisions are for one question between two classes, in two replies";
+    }
     if (s.size > MOST_MONOMIALS) return "it has too many monomials";
     if (plan.perRequest > Math.max(1, Math.floor(plan.chain.ring / (s.group * s.size)))) return "its samples do not fit its ring";
     const largest = Math.max(1, ...rootsOf(plan).map((root, i) => (reachOf(plan, i) / root) ** 2));

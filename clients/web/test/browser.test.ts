@@ -24,6 +24,8 @@ interface Spec {
   rows: number[][];
   decisions: number[];
   outside: number[];
+  /** Whether the plan's replies tell decisions without scores. */
+  decisionsOnly: boolean;
   screenshots: string;
 }
 
@@ -106,6 +108,28 @@ test("one sample is answered, and what left the computer does not show it", opti
   const values = Buffer.from(Float64Array.from(row).buffer);
   assert.equal(body!.includes(values.subarray(0, 16)), false);
   await context.close();
+});
+
+const hidden = { skip: spec?.decisionsOnly ? false : "for plans of decisions only" };
+
+test("a plan of decisions only shows no score, and is refused where its factor can't be right", hidden, async () => {
+  const { context, page } = await visit(`${spec.url}/page/${spec.query}`);
+  await ready(page);
+  for (const [i, value] of spec.rows[0]!.entries()) await page.fill(`#value-${i}`, String(value));
+  assert.equal((await answered(page)).verdict, `The answer is class ${spec.decisions[0]}.`);
+  assert.match((await page.textContent("#answer"))!, /hides the scores/);
+  assert.doesNotMatch((await page.textContent("#answer"))!, /margin of|\d\.\d/);
+  await typeTable(page, spec.rows.slice(0, 2));
+  await answered(page);
+  const [download] = await Promise.all([page.waitForEvent("download"), page.click("text=Download all as CSV")]);
+  assert.equal(readFileSync(await download.path(), "utf8").split("\n")[0], "sample,decision");
+  await context.close();
+  const changes: [(plan: any) => void, RegExp][] = [
+    [(plan) => delete plan.settings.factor, /have a random factor/],
+    [(plan) => (plan.settings.replies = "private"), /have a random factor/],
+    [(plan) => (plan.settings.factor = 1), /one question between two classes/],
+  ];
+  for (const [change, wanted] of changes) await refused(change, wanted);
 });
 
 test("the policy headers are as stated, and the worker has no network", options, async () => {
@@ -252,21 +276,24 @@ test("a hostile plan is refused before anything is sent", options, async () => {
     [(plan) => (plan.settings = null), /settings is missing/],
     [(plan) => (plan.model_id = "0".repeat(64)), /not for what was asked/],
   ];
-  for (const [change, wanted] of changes) {
-    const { context, page, asked } = await visit(`${spec.url}/page/${spec.query}`, async (page) => {
-      await page.route("**/plan?*", async (route) => {
-        const real = await route.fetch();
-        const plan = await real.json();
-        change(plan);
-        await route.fulfill({ response: real, json: plan });
-      });
-    });
-    await page.waitForSelector("#problem:visible");
-    assert.match((await page.textContent("#problem"))!, wanted);
-    assert.equal(asked.some((url) => url.includes("evaluate")), false);
-    await context.close();
-  }
+  for (const [change, wanted] of changes) await refused(change, wanted);
 });
+
+/** The page says what is wrong with a changed plan, and sends nothing. */
+async function refused(change: (plan: any) => void, wanted: RegExp): Promise<void> {
+  const { context, page, asked } = await visit(`${spec.url}/page/${spec.query}`, async (page) => {
+    await page.route("**/plan?*", async (route) => {
+      const real = await route.fetch();
+      const plan = await real.json();
+      change(plan);
+      await route.fulfill({ response: real, json: plan });
+    });
+  });
+  await page.waitForSelector("#problem:visible");
+  assert.match((await page.textContent("#problem"))!, wanted);
+  assert.equal(asked.some((url) => url.includes("evaluate")), false);
+  await context.close();
+}
 
 test("a value outside the range is explained, and can be clipped without a second request", options, async () => {
   const { context, page, asked } = await visit(`${spec.url}/page/${spec.query}`);

@@ -1,16 +1,16 @@
-/** The page: a form made from the plan, and what an answer, and the way to it, look like. */
+/** The page: a form made from the plan, the way of a question to the server and back, and what left the computer. */
 import type { Answer } from "../client.ts";
-import { readTable, writeTable } from "../csv.ts";
+import { readTable } from "../csv.ts";
 import { messageOf, TokenError } from "../errors.ts";
 import { type Connection, connect, featureName, refuseOutside } from "../index.ts";
 import type { Plan } from "../plan.ts";
 import { checked } from "../samples.ts";
+import { showAnswers } from "./answers.ts";
 import { Keeper } from "./keeper.ts";
 import { findPlace } from "./place.ts";
-import { bars, bytes, element, number, show } from "./view.ts";
+import { bytes, element, number, show } from "./view.ts";
 
 const CLIPPED_IS_HERE = "for the answer to values moved to its edge, tick the box and press the button, and nothing more is sent";
-const SHOWN = 200; // rows of the result table; the download has all
 
 const $ = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
 const place = findPlace();
@@ -118,8 +118,7 @@ async function ask(): Promise<void> {
   unread = undefined;
   const answers: Answer[] = [];
   for (const { id, reply } of exchange.replies) answers.push(...(await keeper.decide(reply, id)));
-  if (answers.length === 1) one(answers[0]!, plan);
-  else many(answers, plan);
+  showAnswers($("answer"), answers, plan);
   traffic(rows, exchange);
 }
 
@@ -143,62 +142,6 @@ async function sendAll(rows: readonly Float64Array[], plan: Plan): Promise<Excha
     progress(Math.min(first + plan.perRequest, rows.length), rows.length);
   }
   return { replies, up, down, glimpse, seconds: (performance.now() - started) / 1000 };
-}
-
-function className(plan: Plan, decision: number): string {
-  return plan.classNames?.[decision] ?? `class ${decision}`;
-}
-
-function one(answer: Answer, plan: Plan): void {
-  const trust = answer.certain
-    ? `Its margin of ${number(answer.margin)} is larger than anything encryption can change (${number(plan.error)}).`
-    : `Its margin of ${number(answer.margin)} is smaller than what encryption can change (${number(plan.error)}): do not rely on it.`;
-  const reliable =
-    answer.reliable === null
-      ? []
-      : [
-          element(
-            "p", { class: answer.reliable ? "good" : "lost" },
-            answer.reliable
-              ? `Reliable: at least ${number(100 * plan.reliable!.level)}% of such decisions are the original model's.`
-              : "Not among the decisions the model's owner calls reliable.",
-          ),
-        ];
-  const labels = Array.from(answer.logits, (_, k) => (answer.logits.length === 1 ? "score" : className(plan, k)));
-  show(
-    $("answer"),
-    element("p", { class: "verdict", id: "verdict" }, `The answer is ${className(plan, answer.decision)}.`),
-    element("p", { class: answer.certain ? "" : "lost" }, trust),
-    ...reliable,
-    bars(labels, answer.logits, answer.decision),
-  );
-}
-
-function many(answers: readonly Answer[], plan: Plan): void {
-  const outputs = answers[0]!.logits.length;
-  const scores = outputs === 1 ? ["score"] : Array.from({ length: outputs }, (_, k) => `score of ${className(plan, k)}`);
-  const header = ["sample", "decision", "margin", "certain", ...(plan.reliable === null ? [] : ["reliable"])];
-  const rows = answers.map((each, n) => [
-    n + 1, className(plan, each.decision), each.margin, each.certain ? "yes" : "no",
-    ...(plan.reliable === null ? [] : [each.reliable ? "yes" : "no"]),
-  ]);
-  const file = writeTable([...header, ...scores], rows.map((row, n) => [...row, ...answers[n]!.logits]));
-  const link = element("a", { href: URL.createObjectURL(new Blob([file], { type: "text/csv" })), download: "answers.csv" }, "Download all as CSV");
-  const body = rows.slice(0, SHOWN).map((row) =>
-    element("tr", {}, ...row.map((cell) => element("td", {}, typeof cell === "number" ? number(cell) : cell))),
-  );
-  const counts = new Map<string, number>();
-  for (const row of rows) counts.set(row[1] as string, (counts.get(row[1] as string) ?? 0) + 1);
-  const summary = [...counts].sort((a, b) => b[1] - a[1]).map(([name, count]) => `${name}: ${count}`).join(", ");
-  show(
-    $("answer"),
-    element("p", { class: "verdict", id: "verdict" }, `${answers.length} answers. ${summary}.`),
-    element("p", {}, link, rows.length > SHOWN ? ` The first ${SHOWN} are shown.` : ""),
-    element(
-      "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Answers" },
-      element("table", {}, element("thead", {}, element("tr", {}, ...header.map((name) => element("th", { scope: "col" }, name)))), element("tbody", {}, ...body)),
-    ),
-  );
 }
 
 function traffic(rows: readonly Float64Array[], sent: Exchange): void {

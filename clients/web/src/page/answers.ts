@@ -1,0 +1,79 @@
+/** What answers look like: one decision in words and bars, many as a table with a download. */
+import type { Answer, Scores } from "../client.ts";
+import { writeTable } from "../csv.ts";
+import type { Plan } from "../plan.ts";
+import { bars, element, number, show } from "./view.ts";
+
+const SHOWN = 200; // rows of the result table; the download has all
+const NO_SCORES = "The server hides the scores of this model behind a random factor, so there is no margin to judge the decision by.";
+
+export function showAnswers(place: HTMLElement, answers: readonly Answer[], plan: Plan): void {
+  if (answers.length === 1) one(place, answers[0]!, plan);
+  else many(place, answers, plan);
+}
+
+function className(plan: Plan, decision: number): string {
+  return plan.classNames?.[decision] ?? `class ${decision}`;
+}
+
+function one(place: HTMLElement, { decision, scores }: Answer, plan: Plan): void {
+  const verdict = element("p", { class: "verdict", id: "verdict" }, `The answer is ${className(plan, decision)}.`);
+  if (scores === null) {
+    show(place, verdict, element("p", {}, NO_SCORES));
+    return;
+  }
+  const { logits } = scores;
+  const labels = Array.from(logits, (_, k) => (logits.length === 1 ? "score" : className(plan, k)));
+  show(place, verdict, ...trust(scores, plan), bars(labels, logits, decision));
+}
+
+function trust({ margin, certain, reliable }: Scores, plan: Plan): HTMLElement[] {
+  const text = certain
+    ? `Its margin of ${number(margin)} is larger than anything encryption can change (${number(plan.error)}).`
+    : `Its margin of ${number(margin)} is smaller than what encryption can change (${number(plan.error)}): do not rely on it.`;
+  const out = [element("p", { class: certain ? "" : "lost" }, text)];
+  if (reliable !== null) {
+    const promise = reliable
+      ? `Reliable: at least ${number(100 * plan.reliable!.level)}% of such decisions are the original model's.`
+      : "Not among the decisions the model's owner calls reliable.";
+    out.push(element("p", { class: reliable ? "good" : "lost" }, promise));
+  }
+  return out;
+}
+
+type Row = (string | number)[];
+
+function many(place: HTMLElement, answers: readonly Answer[], plan: Plan): void {
+  const rows = answers.map(({ decision, scores }, n): Row => [n + 1, className(plan, decision), ...judged(scores)]);
+  const header = ["sample", "decision", ...["margin", "certain", "reliable"].slice(0, rows[0]!.length - 2)];
+  const outputs = answers[0]!.scores?.logits.length ?? 0;
+  const names = outputs === 1 ? ["score"] : Array.from({ length: outputs }, (_, k) => `score of ${className(plan, k)}`);
+  const file = writeTable([...header, ...names], rows.map((row, n) => [...row, ...(answers[n]!.scores?.logits ?? [])]));
+  const link = element("a", { href: URL.createObjectURL(new Blob([file], { type: "text/csv" })), download: "answers.csv" }, "Download all as CSV");
+  const body = rows.slice(0, SHOWN).map((row) =>
+    element("tr", {}, ...row.map((cell) => element("td", {}, typeof cell === "number" ? number(cell) : cell))),
+  );
+  show(
+    place,
+    element("p", { class: "verdict", id: "verdict" }, `${answers.length} answers. ${summary(rows)}.`),
+    ...(outputs === 0 ? [element("p", {}, NO_SCORES)] : []),
+    element("p", {}, link, rows.length > SHOWN ? ` The first ${SHOWN} are shown.` : ""),
+    element(
+      "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Answers" },
+      element("table", {}, element("thead", {}, element("tr", {}, ...header.map((name) => element("th", { scope: "col" }, name)))), element("tbody", {}, ...body)),
+    ),
+  );
+}
+
+/** The margin, whether it is certain, and, where the plan says so, reliable; nothing where there are no scores. */
+function judged(scores: Scores | null): Row {
+  if (scores === null) return [];
+  const word = (yes: boolean) => (yes ? "yes" : "no");
+  return [scores.margin, word(scores.certain), ...(scores.reliable === null ? [] : [word(scores.reliable)])];
+}
+
+function summary(rows: readonly Row[]): string {
+  const counts = new Map<Row[number], number>();
+  for (const row of rows) counts.set(row[1]!, (counts.get(row[1]!) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]).map(([name, count]) => `${name}: ${count}`).join(", ");
+}
