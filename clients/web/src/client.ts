@@ -18,6 +18,14 @@ export interface Request {
 export interface Keys {
   readonly body: Uint8Array<ArrayBuffer>;
   readonly id: string;
+  /** Whether an earlier client may have sent keys of this name: the server may have them. */
+  readonly maybeSent: boolean;
+}
+
+/** A secret key in the open, and its public name. */
+export interface SavedKey {
+  readonly id: Uint8Array<ArrayBuffer>;
+  readonly secret: Uint8Array<ArrayBuffer>;
 }
 
 export interface Answer {
@@ -42,14 +50,23 @@ export class Client {
   readonly plan: Plan;
   readonly #layout: Layout;
   readonly #key: SecretKey;
-  readonly #keyId = crypto.getRandomValues(new Uint8Array(16));
+  readonly #keyId: Uint8Array<ArrayBuffer>;
+  readonly #restored: boolean;
   #keys: Promise<Keys | null> | undefined;
   readonly #open = new Map<string, { identity: Identity; samples: number }>();
 
-  constructor(seal: MainModule, plan: Plan) {
+  /** With a fresh key, or with the one that `save` returned earlier for the same plan. */
+  constructor(seal: MainModule, plan: Plan, saved?: SavedKey) {
     this.plan = plan;
     this.#layout = layoutOf(plan);
-    this.#key = new SecretKey(seal, plan.chain);
+    this.#key = new SecretKey(seal, plan.chain, saved?.secret);
+    this.#restored = saved !== undefined;
+    this.#keyId = saved === undefined ? crypto.getRandomValues(new Uint8Array(16)) : saved.id.slice();
+  }
+
+  /** The key for a later client of this plan. Whoever has it can decrypt everything that was asked with it. */
+  save(): SavedKey {
+    return { id: this.#keyId.slice(), secret: this.#key.save() };
   }
 
   /** The most bytes a reply can have. */
@@ -68,7 +85,7 @@ export class Client {
     if (form === null) return null;
     const identity = { plan: this.plan.sha256, model: this.plan.modelId, key: this.#keyId, nonce: new Uint8Array(16) };
     const body = await write(KEYS, identity, form, this.#layout.makeKeys!(this.#key, this.plan));
-    return { body, id: toHex(this.#keyId) };
+    return { body, id: toHex(this.#keyId), maybeSent: this.#restored };
   }
 
   /** One request for at most `plan.perRequest` samples; values outside the plan's box are moved to its edge. */

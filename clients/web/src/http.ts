@@ -41,13 +41,18 @@ export async function put(service: Service, path: string, body: Uint8Array<Array
   await send(service, path, { method: "PUT", body, headers }, ERROR_BYTES, [409]);
 }
 
+/** Whether the server has something at this path. */
+export async function exists(service: Service, path: string): Promise<boolean> {
+  return (await send(service, path, { method: "GET" }, ERROR_BYTES, [404])).status !== 404;
+}
+
 async function send(
   service: Service,
   path: string,
   init: RequestInit,
   most: number,
   fine: readonly number[] = [],
-): Promise<{ data: ArrayBuffer; headers: Headers }> {
+): Promise<{ data: ArrayBuffer; headers: Headers; status: number }> {
   const target = new URL(path, base(service.url));
   const headers = new Headers(init.headers);
   if (service.token) {
@@ -70,7 +75,7 @@ async function send(
       if (service.signal?.aborted) throw new AskError("stopped; what was sent already stays encrypted");
       throw new AskError(`the server at ${target.origin} can't be reached; is it running, and is the address right?`);
     }
-    if (answer.ok || fine.includes(answer.status)) return { data, headers: answer.headers };
+    if (answer.ok || fine.includes(answer.status)) return { data, headers: answer.headers, status: answer.status };
     if (answer.headers.get("quad4fhe-keys") === "missing") throw new KeylessError("the server has no keys of this page");
     if (!AGAIN.has(answer.status) || attempt === ATTEMPTS) throw refusal(answer.status, data, service);
     const asked = Number(answer.headers.get("retry-after") ?? 1);

@@ -14,13 +14,13 @@
  */
 import { type Answer, Client, type Keys, type Request } from "./client.ts";
 import { AskError } from "./errors.ts";
-import { getJson, KeylessError, post, put, type Service } from "./http.ts";
+import { exists, getJson, KeylessError, post, put, type Service } from "./http.ts";
 import { layoutNames, preferred } from "./layouts.ts";
 import { type Plan, readPlan } from "./plan.ts";
 import { checked, outside } from "./samples.ts";
 
 export type { Chain } from "./chain.ts";
-export { type Answer, Client, type Keys, type Request, type Scores } from "./client.ts";
+export { type Answer, Client, type Keys, type Request, type SavedKey, type Scores } from "./client.ts";
 export { AskError, messageOf, TokenError } from "./errors.ts";
 export { layoutNames } from "./layouts.ts";
 export { type Plan, readPlan } from "./plan.ts";
@@ -89,7 +89,8 @@ function connection(service: Service, plan: Plan, pinned: boolean, offered: read
   let kept: Keys | undefined;
   const register = async (keys: Keys) => {
     kept = keys;
-    await put(service, `models/${plan.modelId}/keys/${keys.id}`, keys.body);
+    const path = `models/${plan.modelId}/keys/${keys.id}`;
+    if (!(keys.maybeSent && (await exists(service, path)))) await put(service, path, keys.body);
   };
   const send = async (request: Request, most: number) => {
     const ask = () => post(service, `models/${plan.modelId}/evaluate`, request.body, most);

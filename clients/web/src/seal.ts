@@ -42,13 +42,15 @@ export class SecretKey {
   readonly #cipher: Ciphertext;
   readonly #cipherHeader: Uint8Array;
   readonly #plainHeader: Uint8Array;
+  readonly #secretHeader: Uint8Array;
   /** The secret modulo every prime, in NTT form, and a public key (2, every prime, N); neither leaves the worker so. */
   readonly #values: BigUint64Array<ArrayBuffer>;
   #public: BigUint64Array<ArrayBuffer> | undefined;
   #coefficients: Int8Array | undefined;
   #narrow: Uint32Array<ArrayBuffer> | undefined;
 
-  constructor(seal: MainModule, chain: Chain) {
+  /** A fresh key, or the one that `saved` returned earlier for the same chain. */
+  constructor(seal: MainModule, chain: Chain, saved?: Uint8Array) {
     this.chain = chain;
     this.#seal = seal;
     const every = chain.special === null ? chain.primes : [...chain.primes, chain.special];
@@ -62,10 +64,13 @@ export class SecretKey {
     if (!this.#context.parametersSet()) throw new AskError("SEAL refuses this plan's parameters; nothing was sent");
     this.#encoder = new seal.CKKSEncoder(this.#context);
     this.#evaluator = new seal.Evaluator(this.#context);
-    const generator = new seal.KeyGenerator(this.#context);
+    const generator = saved === undefined ? new seal.KeyGenerator(this.#context) : this.#restored(saved);
     const secret = generator.secretKey();
     const open = generator.createPublicKey(); // node-seal's encryptor asks for one
-    this.#values = wide((secret.saveToArray(seal.ComprModeType.none) as Uint8Array).subarray(PLAIN_HEADER));
+    const bytes = secret.saveToArray(seal.ComprModeType.none) as Uint8Array;
+    this.#secretHeader = bytes.slice(0, PLAIN_HEADER);
+    this.#values = wide(bytes.subarray(PLAIN_HEADER));
+    bytes.fill(0);
     this.#public = wide((open.saveToArray(seal.ComprModeType.none) as Uint8Array).subarray(CIPHER_HEADER));
     this.#encryptor = new seal.Encryptor(this.#context, open, secret);
     this.#decryptor = new seal.Decryptor(this.#context, secret);
@@ -191,6 +196,26 @@ export class SecretKey {
       each === 0n ? 0 : each === 1n ? 1 : -1,
     );
     return this.#coefficients;
+  }
+
+  /** The secret as SEAL writes it, for a later `SecretKey` of this chain. Whoever has it can decrypt everything. */
+  save(): Uint8Array<ArrayBuffer> {
+    const out = new Uint8Array(PLAIN_HEADER + 8 * this.#values.length);
+    out.set(this.#secretHeader);
+    out.set(new Uint8Array(this.#values.buffer), PLAIN_HEADER);
+    return out;
+  }
+
+  #restored(saved: Uint8Array): InstanceType<MainModule["KeyGenerator"]> {
+    const secret = new this.#seal.SecretKey();
+    try {
+      secret.loadFromArray(this.#context, saved);
+      return new this.#seal.KeyGenerator(this.#context, secret);
+    } catch (error) {
+      throw new AskError(`the saved key is not one of this plan (${messageOf(error)}); make a new one`);
+    } finally {
+      secret.delete();
+    }
   }
 
   /** Free what SEAL holds, the key included. */

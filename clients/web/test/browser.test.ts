@@ -188,6 +188,68 @@ test("a token is asked for and sent", options, async () => {
   await context.close();
 });
 
+/** The name of the key that asks, and what this origin stores. */
+async function asked(page: Page): Promise<{ key: string; databases: string[] }> {
+  const [request] = await Promise.all([page.waitForRequest("**/evaluate"), answered(page)]);
+  const databases = await page.evaluate(async () => (await indexedDB.databases()).map(({ name }) => name ?? ""));
+  return { key: request.postDataBuffer()!.subarray(76, 92).toString("hex"), databases };
+}
+
+test("a key ends with its page, unless it is kept; a kept one is wrapped, and forgotten on request", options, async () => {
+  const { context, page, complaints } = await visit(`${spec.url}/page/${spec.query}`);
+  const status = () => page.textContent("#status");
+  const again = async () => {
+    await page.reload();
+    await ready(page);
+    return asked(page);
+  };
+  await ready(page);
+  const first = await asked(page);
+  assert.deepEqual(first.databases, []);
+  const second = await again();
+  assert.notEqual(second.key, first.key);
+  await page.check("#keep");
+  await page.waitForFunction(() => /is kept/.test(document.querySelector("#status")!.textContent!));
+  const kept = await again();
+  assert.equal(kept.key, second.key);
+  assert.equal(await page.isChecked("#keep"), true);
+  assert.match((await status())!, /The key is kept in this browser/);
+  const { extractable, bytes } = await record(page, "read");
+  assert.equal(extractable, false);
+  assert.ok(bytes > 16_000);
+  // A damaged record is replaced, and the page says so.
+  await record(page, "damage");
+  const replaced = await again();
+  assert.notEqual(replaced.key, second.key);
+  assert.match((await status())!, /The kept key can't be read, so a new one was made/);
+  await page.check("#keep");
+  await page.waitForFunction(() => /is kept/.test(document.querySelector("#status")!.textContent!));
+  assert.equal((await again()).key, replaced.key);
+  await page.uncheck("#keep");
+  await page.waitForFunction(() => /ends when you close/.test(document.querySelector("#status")!.textContent!));
+  const forgotten = await again();
+  assert.notEqual(forgotten.key, replaced.key);
+  assert.deepEqual(forgotten.databases, []);
+  assert.deepEqual(complaints, []);
+  await context.close();
+});
+
+/** The kept key as any script of the origin finds it, or after a bit of it was turned. */
+function record(page: Page, what: "read" | "damage"): Promise<{ extractable: boolean; bytes: number }> {
+  return page.evaluate(async (what) => {
+    const settled = <T>(request: IDBRequest<T>) => new Promise<T>((resolve, reject) => ((request.onsuccess = () => resolve(request.result)), (request.onerror = reject)));
+    const database = await settled(indexedDB.open("quad4fhe"));
+    const store = database.transaction("keys-1", "readwrite").objectStore("keys-1");
+    const found = await settled(store.get(await settled(store.getAllKeys()).then((keys) => keys[0]!)));
+    if (what === "damage") {
+      new Uint8Array(found.wrapped)[100]! ^= 1;
+      await settled(store.put(found, (await settled(store.getAllKeys()))[0]!));
+    }
+    database.close();
+    return { extractable: found.wrapping.extractable, bytes: found.wrapped.byteLength };
+  }, what);
+}
+
 test("a busy server is asked again", options, async () => {
   let refused = 0;
   const { context, page } = await visit(`${spec.url}/page/${spec.query}`, async (page) => {
@@ -328,6 +390,7 @@ for (const value of ["Infinity", "-Infinity", "NaN", "", "1e999", "abc"]) {
 test("the page as one file works from disk, with its pinned plan", options, async () => {
   const { context, page, complaints, asked } = await visit(`file://${spec.file}`);
   await ready(page);
+  assert.equal(await page.isVisible("#keep"), false); // other pages from disk could read what it keeps
   await typeTable(page, spec.rows.slice(0, 20));
   await answered(page);
   assert.deepEqual(await table(page), spec.decisions.slice(0, 20));
@@ -385,7 +448,7 @@ test("there is no serious accessibility problem, in both themes and at phone wid
   }
 });
 
-test("200 rows leave no frame gap over 100 ms, and 60 questions leave the heap flat", options, async () => {
+test("200 rows leave no gap between frames that a person would call a standstill", options, async () => {
   const { context, page } = await visit(`${spec.url}/page/${spec.query}`);
   await ready(page);
   await page.evaluate(() => {
@@ -401,6 +464,6 @@ test("200 rows leave no frame gap over 100 ms, and 60 questions leave the heap f
   await typeTable(page, spec.rows);
   await answered(page);
   const longest = await page.evaluate(() => Math.max(...(globalThis as unknown as { gaps: number[] }).gaps));
-  assert.ok(longest < 1000, `longest gap between frames: ${longest} ms`); // the figure on an idle machine is in docs/
+  assert.ok(longest < 1000, `longest gap between frames: ${longest} ms`); // measured figures: benchmarks/web.json
   await context.close();
 });

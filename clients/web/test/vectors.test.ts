@@ -8,7 +8,7 @@ import { readTable, writeTable } from "../src/csv.ts";
 import { cryptographic, encode } from "../src/embedding.ts";
 import { AskError, TokenError } from "../src/errors.ts";
 import { post } from "../src/http.ts";
-import { ask, type Client, type Connection, connect, startSeal } from "../src/index.ts";
+import { ask, Client, type Connection, connect, startSeal } from "../src/index.ts";
 import { layoutOf } from "../src/layouts.ts";
 import { readPlan } from "../src/plan.ts";
 import { SecretKey } from "../src/seal.ts";
@@ -147,6 +147,28 @@ test("a public key is given out once: two of its forms would give the secret awa
   assert.equal(key.publicKey().length, 2 * 3 * plan.chain.ring);
   assert.throws(() => key.publicKey(), /was made already/);
   key.forget();
+});
+
+test("a saved key decrypts what it encrypted before, and is refused in another chain", async () => {
+  const seal = await startSeal(wasm.buffer.slice(wasm.byteOffset, wasm.byteOffset + wasm.length) as ArrayBuffer);
+  const first = new SecretKey(seal, plan.chain);
+  const { ring, primes, special } = plan.chain;
+  const cipher = first.encrypt(first.residues(encode(new Float64Array(ring / 2).fill(3), ring, 2 ** 20, cryptographic)));
+  const saved = first.save();
+  first.forget();
+  const second = new SecretKey(seal, plan.chain, saved);
+  assert.ok(second.decrypt(cipher, 2, 2 ** 20).every((slot) => Math.abs(slot - 3) < 1e-2));
+  assert.deepEqual(second.save(), saved);
+  second.forget();
+  const stranger = new SecretKey(seal, plan.chain);
+  assert.ok(stranger.decrypt(cipher, 2, 2 ** 20).some((slot) => Math.abs(slot - 3) > 1));
+  assert.notDeepEqual(stranger.save(), saved);
+  stranger.forget();
+  const other = { ring, primes: [...primes].reverse(), special };
+  assert.throws(() => new SecretKey(seal, other, saved), /the saved key is not one of this plan/);
+  assert.throws(() => new SecretKey(seal, plan.chain, saved.subarray(0, 500)), /the saved key is not one of this plan/);
+  const client = new Client(seal, plan);
+  assert.deepEqual(new Client(seal, plan, client.save()).save(), client.save());
 });
 
 test("an encryption under a seed decrypts with the mask of the seed, and only with that", async () => {

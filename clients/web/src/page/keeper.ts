@@ -1,33 +1,30 @@
 /** The page's side of the worker that holds the key: one message, one result. */
-import type { Answer, Keys, Request } from "../client.ts";
+import type { Answer, Request } from "../client.ts";
 import { AskError } from "../errors.ts";
 import type { Plan } from "../plan.ts";
-import type { Result, Task } from "../worker.ts";
-
-/** The most bytes of a reply, and keys for the server where the layout has some. */
-export interface Started {
-  readonly replyBytes: number;
-  readonly keys: Keys | null;
-}
+import type { Result, Started, Task } from "../worker.ts";
 
 export class Keeper {
   readonly #make: () => Worker;
   readonly #wasm: () => Promise<ArrayBuffer>;
+  readonly #storage: boolean;
   #worker: Worker | undefined;
   #number = 0;
   readonly #waiting = new Map<number, { resolve: (value: unknown) => void; reject: (error: Error) => void }>();
 
-  constructor(make: () => Worker, wasm: () => Promise<ArrayBuffer>) {
+  /** `storage` says whether a kept key is looked for. */
+  constructor(make: () => Worker, wasm: () => Promise<ArrayBuffer>, storage: boolean) {
     this.#make = make;
     this.#wasm = wasm;
+    this.#storage = storage;
   }
 
-  /** Make a new key for this plan; the old one ends. */
+  /** Take the key that was kept for this plan, or make a new one; the one before ends. */
   async start(plan: Plan): Promise<Started> {
     const fresh = this.#worker === undefined;
     const wasm = fresh ? await this.#wasm() : null;
     if (fresh) this.#worker = this.#listen(this.#make());
-    return (await this.#ask({ kind: "start", wasm, plan }, wasm === null ? [] : [wasm])) as Started;
+    return (await this.#ask({ kind: "start", wasm, plan, storage: this.#storage }, wasm === null ? [] : [wasm])) as Started;
   }
 
   async encrypt(rows: readonly Float64Array[]): Promise<Request> {
@@ -36,6 +33,16 @@ export class Keeper {
 
   async decide(reply: ArrayBuffer, id: string): Promise<Answer[]> {
     return (await this.#ask({ kind: "decide", reply, id }, [reply])) as Answer[];
+  }
+
+  /** Keep the key in this browser. */
+  async keep(): Promise<void> {
+    await this.#ask({ kind: "keep" });
+  }
+
+  /** Remove every kept key; the one in use ends with the tab. */
+  async forget(): Promise<void> {
+    await this.#ask({ kind: "forget" });
   }
 
   #ask(task: Task, moved: Transferable[] = []): Promise<unknown> {

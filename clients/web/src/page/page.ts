@@ -5,6 +5,7 @@ import { messageOf, TokenError } from "../errors.ts";
 import { type Connection, connect, featureName, refuseOutside } from "../index.ts";
 import type { Plan } from "../plan.ts";
 import { checked } from "../samples.ts";
+import type { KeyOrigin } from "../worker.ts";
 import { showAnswers } from "./answers.ts";
 import { Keeper } from "./keeper.ts";
 import { findPlace } from "./place.ts";
@@ -14,7 +15,7 @@ const CLIPPED_IS_HERE = "for the answer to values moved to its edge, tick the bo
 
 const $ = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
 const place = findPlace();
-const keeper = new Keeper(place.worker, place.wasm);
+const keeper = new Keeper(place.worker, place.wasm, place.storage);
 let server: Connection | undefined;
 let token: string | undefined;
 let replyBytes = 0;
@@ -39,6 +40,10 @@ async function open(questions: number): Promise<void> {
   unread = undefined; // its key ends
   const started = await keeper.start(server.plan);
   replyBytes = started.replyBytes;
+  const box = $<HTMLInputElement>("keep");
+  if (started.origin === "kept") box.checked = true;
+  else if (box.checked) await keeper.keep();
+  keyStatus(started.origin);
   if (started.keys !== null) await server.register(started.keys);
 }
 
@@ -60,8 +65,15 @@ async function start(entered?: string): Promise<void> {
   $("access").hidden = true;
   if (server!.plan.sha256 !== shown) form(server!.plan);
   shown = server!.plan.sha256;
-  $("status").textContent = "Ready. A key was made in this tab; it ends when you close it.";
+  $("keeping").hidden = !place.storage;
   document.documentElement.dataset["ready"] = "yes";
+}
+
+function keyStatus(origin: KeyOrigin): void {
+  const made = origin === "replaced" ? "The kept key can't be read, so a new one was made" : "A key was made in this tab";
+  const box = $<HTMLInputElement>("keep");
+  const words = box.checked ? "The key is kept in this browser until you untick the box below" : `${made}; it ends when you close it`;
+  $("status").textContent = `Ready. ${words}.`;
 }
 
 function askForToken(): void {
@@ -193,6 +205,21 @@ $("question").addEventListener("submit", async (event) => {
     button.disabled = false;
     $("progress").hidden = true;
   }
+});
+
+$<HTMLInputElement>("keep").addEventListener("change", async (event) => {
+  const box = event.target as HTMLInputElement;
+  hideProblem();
+  box.disabled = true;
+  try {
+    await (box.checked ? keeper.keep() : keeper.forget());
+  } catch (error) {
+    box.checked = false;
+    problem(error);
+  } finally {
+    box.disabled = false;
+  }
+  keyStatus("made");
 });
 
 $("theme").addEventListener("click", () => {

@@ -5,6 +5,8 @@ import { readJson } from "../plan.ts";
 export interface Place extends Pick<ConnectOptions, "url" | "model" | "layout" | "pinned"> {
   worker(): Worker;
   wasm(): Promise<ArrayBuffer>;
+  /** Whether a key can be kept: what a page from disk stores, other pages from disk can read. */
+  readonly storage: boolean;
 }
 
 const policy = globalThis.trustedTypes?.createPolicy("quad4fhe", {
@@ -27,6 +29,7 @@ function served(): Place {
     model: query.get("model") ?? undefined,
     layout: query.get("layout") ?? undefined,
     worker: () => new Worker(trusted("worker.js")),
+    storage: true,
     wasm: async () => (await fetch("seal.wasm")).arrayBuffer(),
   };
 }
@@ -40,6 +43,7 @@ interface Config {
 function onDisk(config: Config): Place {
   return {
     url: config.url,
+    storage: false,
     pinned: { plan: config.plan, sha256: config.sha256 },
     worker() {
       const code = new Blob([inline("worker")], { type: "text/javascript" });
