@@ -31,6 +31,7 @@ STANDS_IN = {"make demo": "quad4fhe demo"}
 # Shell lines that are not run, and why; every other line of every block is.
 NOT_RUN = {
     "git clone": "fetches from the network",
+    "npm pack": "fetches from the network",
     "pip install": "would change the environment that the tests run in",
     "python3 -m venv": "the tests have their environment already",
     ". .venv/bin/activate": "the tests have their environment already",

@@ -15,20 +15,37 @@ const common = {
 };
 
 mkdirSync(web, { recursive: true });
-await build({ ...common, minify: true, entryPoints: { page: "src/page/page.ts" }, outdir: web });
+// onnxruntime-web runs feature parts. Its code is small and becomes part of features.js; its WebAssembly module has 14 MB,
+// so whoever serves a model with a feature part gets it from npm, and server and page take only this one.
+const runtime = "onnxruntime-web";
+const file = "dist/ort-wasm-simd-threaded.wasm";
+const module = readFileSync(`node_modules/${runtime}/${file}`);
+const { version } = JSON.parse(readFileSync(`node_modules/${runtime}/package.json`, "utf8"));
+const sha256 = createHash("sha256").update(module).digest("hex");
+writeFileSync(`${web}onnxruntime.json`, `${JSON.stringify({ package: runtime, version, file, bytes: module.length, sha256 }, null, 2)}\n`);
+const pinned = { ONNXRUNTIME_SHA256: JSON.stringify(sha256) };
+const entryPoints = { page: "src/page/page.ts", features: "src/features.ts" };
+await build({ ...common, minify: true, define: pinned, entryPoints, outdir: web });
 // A classic script: from a page opened from disk, a browser starts no worker that is a module.
 const define = { "import.meta.url": '"seal"' };
 await build({ ...common, format: "iife", define, minify: true, entryPoints: { worker: "src/worker.ts" }, outdir: web });
 for (const name of ["index.html", "page.css"]) writeFileSync(web + name, readFileSync(`src/page/${name}`));
 writeFileSync(`${web}seal.wasm`, readFileSync("node_modules/node-seal/dist/seal_throws.wasm"));
 writeFileSync(`${web}one.html`, oneFile());
+const notice = `Parts of these files come from other projects, under the MIT License below:
+worker.js, seal.wasm, one.html: node-seal (Copyright below), with Microsoft SEAL (Copyright (c) Microsoft Corporation)
+features.js: ${runtime} ${version} (Copyright (c) Microsoft Corporation)
+
+${readFileSync("node_modules/node-seal/LICENSE", "utf8")}`;
+writeFileSync(`${web}NOTICE.txt`, notice);
 
 if (process.argv[2] !== undefined) process.exit();
 
 rmSync("dist", { recursive: true, force: true });
-const entryPoints = ["src/index.ts"];
-await build({ ...common, entryPoints, outfile: "dist/index.js", external: [...common.external, "node-seal"] });
-await build({ ...common, minify: true, entryPoints, outfile: "dist/quad4fhe.min.js" }); // one file, node-seal included
+const index = ["src/index.ts"];
+await build({ ...common, entryPoints: index, outfile: "dist/index.js", external: [...common.external, "node-seal"] });
+await build({ ...common, minify: true, entryPoints: index, outfile: "dist/quad4fhe.min.js" }); // one file, node-seal included
+writeFileSync("dist/NOTICE.txt", notice.replace(/^worker.*$/m, (line) => line.replace(/^.*?:/, "quad4fhe.min.js:")).replace(/^features.*\n/m, ""));
 execFileSync("node_modules/.bin/tsc", ["-p", "tsconfig.types.json"], { stdio: "inherit" });
 
 /** The page as one file; `quad4fhe export --page` puts the server, the plan and the WebAssembly module into it. */

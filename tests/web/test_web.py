@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,44 +17,27 @@ from conftest import Trained
 from quad4fhe import MLP, Fit, Plan, fit, plan
 from quad4fhe.he.session import connect
 from quad4fhe.serve.page import one_file
+from support.browser import CHROMIUM, CLIENT, needs_chromium, needs_node, run_node
 from support.serving import RunningServer
 
-CLIENT = Path(__file__).parents[2] / "clients" / "web"
-NODE = CLIENT / "node_modules" / ".bin" / "node"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SETS = ("breast_cancer", "otto", "shuttle", "digits")
-
-needs_node = pytest.mark.skipif(not NODE.exists(), reason="clients/web is not installed: npm --prefix clients/web ci")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
-
-
-def _node(*arguments: str, environment: dict[str, str] | None = None) -> None:
-    done = subprocess.run(
-        [NODE, *arguments],
-        cwd=CLIENT,
-        env=os.environ | (environment or {}),
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_node
 def test_the_client_has_no_type_errors() -> None:
-    _node("node_modules/typescript/bin/tsc", "--noEmit")
+    run_node("node_modules/typescript/bin/tsc", "--noEmit")
 
 
 @needs_node
 def test_encodings_containers_and_refusals_are_those_of_python() -> None:
-    _node("--test", "test/embedding.test.ts", "test/lift.test.ts", "test/vectors.test.ts")
+    run_node("--test", "test/embedding.test.ts", "test/lift.test.ts", "test/vectors.test.ts", "test/graph.test.ts")
 
 
 @needs_node
 def test_the_page_in_the_package_is_what_its_source_builds(tmp_path: Path) -> None:
     shipped = CLIENT.parents[1] / "src" / "quad4fhe" / "serve" / "web"
     before = {path.name: path.read_bytes() for path in shipped.iterdir()}
-    _node("build.mjs", str(tmp_path))
+    run_node("build.mjs", str(tmp_path))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -86,7 +67,7 @@ def _decisions(found: Fit, made: Plan, X: np.ndarray) -> list[int]:
 
 def _inside(found: Fit, X: np.ndarray, count: int) -> np.ndarray:
     low, high = found.box
-    return X[((X >= low) & (X <= high)).all(axis=1)][:count].astype(np.float64)
+    return X[(np.clip(X, low, high) == X).all(axis=1)][:count].astype(np.float64)
 
 
 def _in_the_browser(found: Fit, made: Plan, rows: np.ndarray, tmp_path: Path, only: str | None = None) -> None:
@@ -115,9 +96,10 @@ def _in_the_browser(found: Fit, made: Plan, rows: np.ndarray, tmp_path: Path, on
             "decisionsOnly": made.settings.get("replies") == "decisions",
             "screenshots": os.environ.get("QUAD4FHE_SCREENSHOTS", str(tmp_path)),
         }
-        (tmp_path / "spec.json").write_text(json.dumps(spec))
+        described = tmp_path / "spec.json"
+        described.write_text(json.dumps(spec))
         chosen = [] if only is None else ["--test-name-pattern", only]
-        _node("--test", *chosen, "test/browser.test.ts", environment={"QUAD4FHE_WEB_SPEC": str(tmp_path / "spec.json")})
+        run_node("--test", *chosen, "test/browser.test.ts", environment={"QUAD4FHE_WEB_SPEC": str(described)})
 
 
 @needs_node

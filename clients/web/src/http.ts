@@ -29,6 +29,11 @@ export async function getJson(service: Service, path: string): Promise<{ json: u
   }
 }
 
+/** GET at most `most` bytes. */
+export async function getBytes(service: Service, path: string, most: number): Promise<ArrayBuffer> {
+  return (await send(service, path, { method: "GET" }, most)).data;
+}
+
 /** POST one container and read the reply's bytes, at most `most` of them. */
 export async function post(service: Service, path: string, body: Uint8Array<ArrayBuffer>, most: number): Promise<ArrayBuffer> {
   const headers = { "Content-Type": "application/octet-stream" };

@@ -13,8 +13,10 @@
  * server can't learn from an error what a reply decrypted to.
  */
 import { type Answer, Client, type Keys, type Request } from "./client.ts";
+import { sha256, toHex } from "./container.ts";
 import { AskError } from "./errors.ts";
-import { exists, getJson, KeylessError, post, put, type Service } from "./http.ts";
+import { checkGraph } from "./graph.ts";
+import { exists, getBytes, getJson, KeylessError, post, put, type Service } from "./http.ts";
 import { layoutNames, preferred } from "./layouts.ts";
 import { type Plan, readPlan } from "./plan.ts";
 import { checked, outside } from "./samples.ts";
@@ -42,6 +44,8 @@ export interface Connection {
   readonly plan: Plan;
   /** Whether the plan came from the caller, not from the server. */
   readonly pinned: boolean;
+  /** The model's feature part, an ONNX graph with the hash that the plan names, checked; for plans that have one. */
+  featurePart(): Promise<Uint8Array<ArrayBuffer>>;
   /** Whether another layout would suit so many questions better. */
   wantsOther(questions: number): boolean;
   /** Send a request and return the bytes of its reply; keys that the server wants are sent first. */
@@ -73,6 +77,8 @@ export async function connect(options: ConnectOptions): Promise<Connection> {
   return connection(options, plan, false, options.layout === undefined ? layouts : []);
 }
 
+const LARGEST_PART = 2 ** 28; // bytes
+
 interface Model {
   readonly id: string;
   readonly layouts: readonly string[];
@@ -103,7 +109,16 @@ function connection(service: Service, plan: Plan, pinned: boolean, offered: read
     }
   };
   const wantsOther = (questions: number) => offered.length > 0 && preferred(offered, questions) !== plan.layout;
-  return { plan, pinned, wantsOther, send, register };
+  const featurePart = async () => {
+    if (plan.featurePart === null) throw new AskError("the model has no feature part: its samples are encrypted as they are");
+    const graph = new Uint8Array(await getBytes(service, `models/${plan.modelId}/features`, LARGEST_PART));
+    if (toHex(await sha256(graph)) !== plan.featurePart) {
+      throw new AskError("the server's feature part is not the one that the plan names; nothing was sent");
+    }
+    checkGraph(graph);
+    return graph;
+  };
+  return { plan, pinned, featurePart, wantsOther, send, register };
 }
 
 const registered = new WeakSet<Client>();
@@ -124,6 +139,9 @@ export function refuseOutside(rows: readonly ArrayLike<number>[], server: Connec
 /**
  * Answers for any number of samples, in order.
  *
+ * For a plan with a feature part, rows are its output, and `part` is its SHA-256, `plan.featurePart`: run the graph that
+ * `server.featurePart()` returns on the raw inputs, with onnxruntime-web for example.
+ *
  * Samples outside the plan's box are refused, unless `clip` moves them to its edge; the plan has the default. Where the
  * plan came from the server they are refused only after everything was sent: a server that chose the box must not learn which side a sample is on.
  */
@@ -131,8 +149,12 @@ export async function ask(
   client: Client,
   server: Connection,
   rows: readonly ArrayLike<number>[],
-  options: { clip?: boolean; progress?: (done: number, total: number) => void } = {},
+  options: { clip?: boolean; part?: string; progress?: (done: number, total: number) => void } = {},
 ): Promise<Answer[]> {
+  if ((options.part ?? null) !== client.plan.featurePart) {
+    const [wanted, given] = [client.plan.featurePart, options.part].map((hash) => hash?.slice(0, 12) ?? "none");
+    throw new AskError(`this plan encrypts the output of feature part ${wanted}, and the rows are marked as that of ${given}; see server.featurePart`);
+  }
   checked(rows, client.plan);
   const clip = options.clip ?? server.plan.clip;
   if (server.pinned && !clip) refuseOutside(rows, server);

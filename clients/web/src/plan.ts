@@ -31,6 +31,8 @@ export interface Plan {
   readonly reliable: Reliable | null;
   readonly featureNames: readonly string[] | null;
   readonly classNames: readonly string[] | null;
+  /** The SHA-256 of the model's feature part, which computes the features from raw inputs; null where it has none. */
+  readonly featurePart: string | null;
   /** Whether samples outside the box are moved to its edge unless the user says otherwise. */
   readonly clip: boolean;
 }
@@ -86,6 +88,7 @@ export function readPlan(answer: unknown, sha256: string): Plan {
     reliable: reliability(json["reliable"]),
     featureNames: names(json["feature_names"]),
     classNames: names(json["class_names"]),
+    featurePart: json["feature_part"] === undefined || json["feature_part"] === null ? null : text(json["feature_part"], "feature part"),
     clip: json["clip"] === true,
   };
   check(plan);
@@ -94,6 +97,7 @@ export function readPlan(answer: unknown, sha256: string): Plan {
 
 function check(plan: Plan): void {
   if (!/^[0-9a-f]{64}$/.test(plan.modelId)) refuse("its model id is not one");
+  if (plan.featurePart !== null && !/^[0-9a-f]{64}$/.test(plan.featurePart)) refuse("its feature part's hash is not one");
   if (plan.low.length !== plan.features || plan.high.length !== plan.features) refuse("its box has another number of features");
   if (plan.low.some((low, i) => low > plan.high[i]!)) refuse("its box is empty");
   if (!(plan.bound > 0) || !(plan.error >= 0)) refuse("its bound or error is not positive");

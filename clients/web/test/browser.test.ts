@@ -6,7 +6,9 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 
-import { type Browser, type BrowserContext, chromium, type Page } from "playwright-core";
+import type { Page } from "playwright-core";
+
+import { answered, close, launch, ready, table, typeTable, visit } from "./browsing.ts";
 
 interface Spec {
   url: string;
@@ -32,52 +34,11 @@ interface Spec {
 const path = process.env["QUAD4FHE_WEB_SPEC"];
 const spec: Spec = path === undefined ? undefined! : JSON.parse(readFileSync(path, "utf8"));
 const options = { skip: path === undefined ? "run by the Python tests (tests/web)" : false };
-const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
-let browser: Browser;
 before(async () => {
-  if (path !== undefined) browser = await chromium.launch({ executablePath: spec.chromium, args: FLAGS });
+  if (path !== undefined) await launch(spec.chromium);
 });
-after(async () => browser?.close());
-
-interface Visit {
-  context: BrowserContext;
-  page: Page;
-  complaints: string[];
-  asked: string[];
-}
-
-/** Open the page; everything it complains of and every request it makes is recorded. */
-async function visit(address: string, prepare: (page: Page) => Promise<void> = async () => {}, more = {}): Promise<Visit> {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...more });
-  const page = await context.newPage();
-  const [complaints, asked]: [string[], string[]] = [[], []];
-  page.on("console", (message) => ["error", "warning"].includes(message.type()) && complaints.push(message.text()));
-  page.on("pageerror", (error) => complaints.push(error.message));
-  page.on("request", (request) => asked.push(request.url()));
-  await prepare(page);
-  await page.goto(address);
-  return { context, page, complaints, asked };
-}
-
-const ready = (page: Page) => page.waitForSelector("html[data-ready=yes]", { timeout: 60_000 });
-
-async function answered(page: Page): Promise<{ verdict: string; problem: string }> {
-  await page.click("#ask");
-  await page.waitForFunction(() => !document.querySelector<HTMLElement>("#answer")!.hidden || !document.querySelector<HTMLElement>("#problem")!.hidden, null, { timeout: 120_000 });
-  const text = async (id: string) => ((await page.isVisible(id)) ? ((await page.textContent(id)) ?? "") : "");
-  return { verdict: await text("#verdict"), problem: await text("#problem") };
-}
-
-async function typeTable(page: Page, rows: readonly number[][]): Promise<void> {
-  if (!(await page.isVisible("#csv"))) await page.click("#table > summary");
-  await page.fill("#csv", rows.map((row) => row.join(",")).join("\n"));
-}
-
-async function table(page: Page): Promise<number[]> {
-  const cells = await page.$$eval("#answer tbody tr td:nth-child(2)", (found) => found.map((cell) => cell.textContent ?? ""));
-  return cells.map((cell) => Number(cell.replace("class ", "")));
-}
+after(close);
 
 test("decisions of 200 rows are those of the Python client, and the page asks nobody else", options, async () => {
   const { context, page, complaints, asked } = await visit(`${spec.url}/page/${spec.query}`);

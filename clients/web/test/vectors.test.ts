@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import { readReply, REQUEST, toHex, write } from "../src/container.ts";
-import { readTable, writeTable } from "../src/csv.ts";
+import { numbers, readCells, writeTable } from "../src/csv.ts";
 import { cryptographic, encode } from "../src/embedding.ts";
 import { AskError, TokenError } from "../src/errors.ts";
 import { post } from "../src/http.ts";
@@ -197,6 +197,8 @@ test("a plan of private replies needs a public key, and a flooding that keeps it
   assert.throws(() => layoutOf(readPlan(changed, batch.sha256)), /are not private/);
 });
 
+const readTable = (text: string, { featureNames, features }: typeof plan) => numbers(readCells(text, { names: featureNames, count: features, text: false }));
+
 test("a table: names, separators, and a first row that is a sample with a mistake", () => {
   const named = { ...plan, featureNames: ["width", "2"] };
   const rows = [[1, 2], [3, 4]].map((row) => Float64Array.from(row));
@@ -206,6 +208,16 @@ test("a table: names, separators, and a first row that is a sample with a mistak
   assert.throws(() => readTable("1,NA\n3,4", plan), /line 1, column 2: "NA" is not a number/);
   assert.throws(() => readTable("1,\n3,4", plan), /line 1, column 2: "" is not a number/);
   assert.throws(() => readTable("a,b\n1,2", named), /no column "width"/);
+});
+
+test("a table with text: quotes, missing values, and a header only by its names", () => {
+  const columns = { names: ["age", "town"], count: 2, text: true };
+  assert.deepEqual(readCells('61,"Aarhus, city"\n,"the ""old"" town"\n7, Turku ', columns).rows, [["61", "Aarhus, city"], ["", 'the "old" town'], ["7", "Turku"]]);
+  assert.deepEqual(readCells("town,age\nBergen,5", columns).rows, [["5", "Bergen"]]);
+  assert.deepEqual(readCells("unknown,Bergen", columns).rows, [["unknown", "Bergen"]]);
+  assert.deepEqual(readCells("a, b; c\nd", { names: ["words"], count: 1, text: true }).rows, [["a, b; c"], ["d"]]);
+  assert.deepEqual(readCells("1;;3", { names: null, count: 3, text: false }).rows, [["1", "", "3"]]);
+  assert.throws(() => readCells("1,2,3", columns), /line 1 has 3 values, the model has 2 inputs/);
 });
 
 test("a name that a spreadsheet would compute is written as text", () => {

@@ -96,6 +96,12 @@ def serve_command(
     page_from_disk: Annotated[
         bool, typer.Option("--page-from-disk", help="Answer pages that `quad4fhe export --page` wrote.")
     ] = False,
+    onnxruntime: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --page: onnxruntime-web's module, to run models' feature parts in the browser."
+        ),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
     json: JsonFlag = False,
@@ -142,6 +148,7 @@ def serve_command(
         pool=pool or DEFAULT,
         page=page,
         page_from_disk=page_from_disk,
+        onnxruntime=onnxruntime,
         ready=lambda url: _ready(url, hosted, json, page),
     )
 

@@ -34,7 +34,7 @@ from quad4fhe.serve.metrics import Metrics
 from quad4fhe.serve.middleware import Authentication, EarlyReply, error_reply
 from quad4fhe.serve.models import HostedModel, catalogue
 from quad4fhe.serve.openapi import describe_api
-from quad4fhe.serve.page import FromDisk
+from quad4fhe.serve.page import FromDisk, check_features
 from quad4fhe.serve.page import routes as page_routes
 from quad4fhe.serve.pool import DeadlineError, ServerPool
 from quad4fhe.serve.quota import Quota
@@ -94,6 +94,7 @@ class Service:
         stop: Callable[[], None] = lambda: None,
         page: bool = False,
         page_from_disk: bool = False,
+        onnxruntime: bytes | None = None,
     ) -> None:
         self.models = catalogue(models)
         self.limits = limits
@@ -103,13 +104,13 @@ class Service:
         self._stop = stop
         self._page = page
         self._page_from_disk = page_from_disk
+        self._onnxruntime = onnxruntime
         self._workers = workers
         self.failure: InputError | None = None
         self._places = Places(limits.workers + limits.queue)
         self._uploading: set[tuple[bytes, bytes]] = set()
         self.metrics = Metrics()
-        if (page or page_from_disk) and any(one.fit.mlp.feature_part is not None for one in models):
-            raise InputError("the web page can't run a model's feature part; serve this model without --page")
+        check_features(any(one.fit.mlp.feature_part for one in models), page, page_from_disk, onnxruntime)
         if limits.questions_per_day is not None and not tokens:
             raise InputError("questions per day are counted by token: give the clients tokens (--token-file)")
         self._quota = Quota(limits.questions_per_day)
@@ -130,7 +131,7 @@ class Service:
             Route("/models/{model_id}/keys/{key_id}", self._keys, methods=["GET", "PUT"]),
         ]
         if self._page:
-            routes += page_routes()
+            routes += page_routes(self._onnxruntime)
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: error_reply})
         app.router.redirect_slashes = False  # a redirect would go to the Host header of the request, which is untrusted
         app.add_middleware(Authentication, tokens=self._tokens, metrics=self.metrics)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 import re
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -19,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quad4fhe.errors import InputError
+from quad4fhe.io.files import opened
 from quad4fhe.planning.plan import Plan
 
 ROOT = "/page"
@@ -26,20 +30,78 @@ _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types quad4fhe"
 )
-# The worker holds the key and has no network: the page fetches the WebAssembly module and posts it. Not even 'self': an
-# importScripts or a worker of its own would be a request, and could carry the key in its address.
+# One worker holds the key, another sees raw inputs, and neither has a network: the page fetches the WebAssembly modules
+# and posts them. Not even 'self': an importScripts or a worker of its own would be a request, and could carry the key
+# in its address.
 _WORKER_POLICY = "default-src 'none'; script-src 'wasm-unsafe-eval'"
 _TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "wasm": "application/wasm"}
-_NAMES = ("index.html", "page.css", "page.js", "worker.js", "seal.wasm")
+_NAMES = ("index.html", "page.css", "page.js", "worker.js", "features.js", "seal.wasm")
+_WORKERS = ("worker.js", "features.js")
 
 
-def routes() -> list[Route]:
-    """The routes of the page; they need no token, because they reveal nothing about the model."""
-    return [
+def routes(onnxruntime: bytes | None = None) -> list[Route]:
+    """The routes of the page; they need no token, because they reveal nothing about the model.
+
+    `onnxruntime` is what `read_onnxruntime` returned, for models with a feature part.
+    """
+    own = [
         Route(ROOT, _to_folder, methods=["GET"]),
         Route(f"{ROOT}/", _file, methods=["GET"]),
         *(Route(f"{ROOT}/{name}", _file, methods=["GET"]) for name in _NAMES),
     ]
+    if onnxruntime is not None:
+        packed = gzip.compress(onnxruntime, compresslevel=6, mtime=0)
+        # The name holds the hash, so that browsers may keep the 14 MB.
+        forever = {"Cache-Control": "public, max-age=31536000, immutable"}
+
+        async def module(request: Request) -> Response:
+            return _answer(request, "onnxruntime.wasm", onnxruntime, packed, forever)
+
+        own.append(Route(f"{ROOT}/onnxruntime-{_pinned()['sha256'][:16]}.wasm", module, methods=["GET"]))
+    return own
+
+
+@cache
+def _pinned() -> dict[str, Any]:
+    """The WebAssembly module that the page's code for feature parts was built for."""
+    found: dict[str, Any] = json.loads(_built("onnxruntime.json"))
+    return found
+
+
+def check_features(has_part: bool, page: bool, from_disk: bool, onnxruntime: bytes | None) -> None:
+    """Raise InputError if the page can't run the feature part of a served model."""
+    if has_part and from_disk:
+        raise InputError("the page as one file can't run a model's feature part; leave --page-from-disk out")
+    if has_part and page and onnxruntime is None:
+        raise InputError(
+            f"the page runs a model's feature part with {_pinned()['package']}, which is not part of this package; get "
+            f"it with: {_how_to_get_onnxruntime()}"
+        )
+    if onnxruntime is not None and not page:
+        raise InputError("onnxruntime-web is for the page: add --page, or leave --onnxruntime out")
+
+
+def _how_to_get_onnxruntime() -> str:
+    """The commands that fetch the module, and the option that takes it."""
+    pinned = _pinned()
+    name, version, file = pinned["package"], pinned["version"], f"package/{pinned['file']}"
+    return (
+        f"npm pack {name}@{version} && tar xzf {name}-{version}.tgz {file}, and serve with --page --onnxruntime {file}"
+    )
+
+
+def read_onnxruntime(path: Path) -> bytes:
+    """Read onnxruntime-web's WebAssembly module, which is not part of this package; takes only the pinned one."""
+    pinned = _pinned()
+    with opened(path) as file:
+        data = file.read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != pinned["sha256"]:
+            raise InputError(
+                f"its SHA-256 is {digest[:16]}, wanted {pinned['sha256'][:16]}, the module of {pinned['package']} "
+                f"{pinned['version']}; get it with: {_how_to_get_onnxruntime()}"
+            )
+    return data
 
 
 async def _to_folder(_: Request) -> Response:
@@ -48,17 +110,20 @@ async def _to_folder(_: Request) -> Response:
 
 async def _file(request: Request) -> Response:
     name = request.url.path.rpartition("/")[2] or "index.html"
-    plain, packed = _content(name)
+    return _answer(request, name, *_content(name), {"Cache-Control": "no-cache"})
+
+
+def _answer(request: Request, name: str, plain: bytes, packed: bytes, more: dict[str, str]) -> Response:
     zipped = "gzip" in request.headers.get("accept-encoding", "")
     headers = {
-        "Content-Security-Policy": _WORKER_POLICY if name == "worker.js" else _PAGE_POLICY,
+        "Content-Security-Policy": _WORKER_POLICY if name in _WORKERS else _PAGE_POLICY,
         "Content-Type": _TYPES[name.rpartition(".")[2]],
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Cross-Origin-Resource-Policy": "same-origin",
-        "Cache-Control": "no-cache",
         "Vary": "Accept-Encoding",
+        **more,
     }
     if zipped:
         headers["Content-Encoding"] = "gzip"

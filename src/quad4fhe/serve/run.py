@@ -25,6 +25,7 @@ try:
     from uvicorn.protocols.http import httptools_impl
 
     from quad4fhe.serve.app import Limits, Service
+    from quad4fhe.serve.page import read_onnxruntime
     from quad4fhe.serve.protocol import IDLE_SECONDS, LimitedProtocol, Listener, room_for
 except ImportError as error:
     raise MissingExtraError(error.name or "uvicorn", "serve", "the server") from None
@@ -89,6 +90,7 @@ def serve(
     pool: str | Workers = DEFAULT,
     page: bool = False,
     page_from_disk: bool = False,
+    onnxruntime: Path | None = None,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until stopped.
@@ -113,6 +115,8 @@ def serve(
         Offer a page at /page/ that encrypts in the browser.
     page_from_disk
         Answer copies of that page that were opened from disk.
+    onnxruntime
+        The WebAssembly module of onnxruntime-web, with which the page runs feature parts.
     ready
         Called with the server's URL once it takes requests.
     """
@@ -129,7 +133,16 @@ def serve(
             server.should_exit = True
 
         service = Service(
-            models, limits, workers, tokens, folder, lambda: ready(url), stop, page=page, page_from_disk=page_from_disk
+            models,
+            limits,
+            workers,
+            tokens,
+            folder,
+            lambda: ready(url),
+            stop,
+            page=page,
+            page_from_disk=page_from_disk,
+            onnxruntime=None if onnxruntime is None else read_onnxruntime(onnxruntime),
         )
         config = uvicorn.Config(
             service.app(),

@@ -1,24 +1,29 @@
 /** The page: a form made from the plan, the way of a question to the server and back, and what left the computer. */
 import type { Answer } from "../client.ts";
-import { readTable } from "../csv.ts";
-import { messageOf, TokenError } from "../errors.ts";
-import { type Connection, connect, featureName, refuseOutside } from "../index.ts";
+import { type Cells, readCells } from "../csv.ts";
+import { AskError, messageOf, TokenError } from "../errors.ts";
+import { type Connection, connect, refuseOutside } from "../index.ts";
 import type { Plan } from "../plan.ts";
 import { checked } from "../samples.ts";
 import type { KeyOrigin } from "../worker.ts";
 import { showAnswers } from "./answers.ts";
+import { type Inputs, inputsOf } from "./inputs.ts";
 import { Keeper } from "./keeper.ts";
 import { findPlace } from "./place.ts";
 import { bytes, element, number, show } from "./view.ts";
 
 const CLIPPED_IS_HERE = "for the answer to values moved to its edge, tick the box and press the button, and nothing more is sent";
 
+const MOST_FIELDS = 200; // an image has more values than anybody types
+
 const $ = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
 const place = findPlace();
 const keeper = new Keeper(place.worker, place.wasm, place.storage);
 let server: Connection | undefined;
+let inputs: Inputs | undefined;
 let token: string | undefined;
 let replyBytes = 0;
+let origin: KeyOrigin = "made";
 /** The hash of the plan that the form was made from. */
 let shown = "";
 /** A question that was answered, but whose answer was not shown, because a sample lay outside the server's box. */
@@ -43,7 +48,8 @@ async function open(questions: number): Promise<void> {
   const box = $<HTMLInputElement>("keep");
   if (started.origin === "kept") box.checked = true;
   else if (box.checked) await keeper.keep();
-  keyStatus(started.origin);
+  origin = started.origin;
+  keyStatus();
   if (started.keys !== null) await server.register(started.keys);
 }
 
@@ -54,6 +60,12 @@ async function start(entered?: string): Promise<void> {
   button.disabled = true; // a second start beside the first would make a second worker
   try {
     await open(1);
+    if (server!.plan.sha256 !== shown) {
+      if (server!.plan.featurePart !== null) $("status").textContent = "Loading the part of the model that runs on this computer…";
+      inputs = await inputsOf(server!, place);
+      form(inputs, server!.plan);
+    }
+    shown = server!.plan.sha256;
   } catch (error) {
     $("status").textContent = "";
     if (!(error instanceof TokenError) || token !== undefined) problem(error);
@@ -63,13 +75,12 @@ async function start(entered?: string): Promise<void> {
     button.disabled = false;
   }
   $("access").hidden = true;
-  if (server!.plan.sha256 !== shown) form(server!.plan);
-  shown = server!.plan.sha256;
   $("keeping").hidden = !place.storage;
+  keyStatus();
   document.documentElement.dataset["ready"] = "yes";
 }
 
-function keyStatus(origin: KeyOrigin): void {
+function keyStatus(): void {
   const made = origin === "replaced" ? "The kept key can't be read, so a new one was made" : "A key was made in this tab";
   const box = $<HTMLInputElement>("keep");
   const words = box.checked ? "The key is kept in this browser until you untick the box below" : `${made}; it ends when you close it`;
@@ -81,19 +92,21 @@ function askForToken(): void {
   $("token").focus();
 }
 
-function form(plan: Plan): void {
-  $("columns").textContent = String(plan.features);
+function form({ columns, fields }: Inputs, plan: Plan): void {
+  $("columns").textContent = columns.count === 1 ? "one value" : `${columns.count} values`;
   $<HTMLInputElement>("clip").checked = plan.clip;
-  const fields = Array.from({ length: plan.features }, (_, i) => {
-    const [low, high] = [plan.low[i]!, plan.high[i]!];
-    const input = element("input", {
-      id: `value-${i}`, type: "text", inputmode: "decimal", autocomplete: "off", value: String(middle(low, high)),
-      "aria-describedby": `range-${i}`,
-    });
-    const range = element("small", { id: `range-${i}` }, `${number(low)} to ${number(high)}`);
-    return element("div", {}, element("label", { for: `value-${i}` }, featureName(plan, i)), input, range);
+  const many = fields.length > MOST_FIELDS;
+  $("values").hidden = many;
+  $<HTMLDetailsElement>("table").open = many;
+  const made = many ? [] : fields.map(({ label, range }, i) => {
+    const value = range === null ? "" : String(middle(...range));
+    const input = element("input", { id: `value-${i}`, type: "text", inputmode: columns.text ? "" : "decimal", autocomplete: "off", value });
+    if (range === null) return element("div", {}, element("label", { for: `value-${i}` }, label), input);
+    input.setAttribute("aria-describedby", `range-${i}`);
+    const words = element("small", { id: `range-${i}` }, range.map(number).join(" to "));
+    return element("div", {}, element("label", { for: `value-${i}` }, label), input, words);
   });
-  $("fields").replaceChildren(...fields);
+  $("fields").replaceChildren(...made);
   $("question").hidden = false;
 }
 
@@ -103,23 +116,26 @@ function middle(low: number, high: number): number {
   return rounded >= low && rounded <= high ? rounded : (low + high) / 2;
 }
 
-function typed(plan: Plan): Float64Array[] {
-  const row = Float64Array.from({ length: plan.features }, (_, i) => {
+/** What the form holds; values that are no numbers or lie outside their range are marked. */
+function typed({ fields, columns }: Inputs): Cells {
+  if (fields.length > MOST_FIELDS) throw new AskError(`paste a table: one sample per line, ${columns.count} values each`);
+  const row = fields.map(({ range }, i) => {
     const input = $<HTMLInputElement>(`value-${i}`);
-    // Firefox keeps only 15 digits in valueAsNumber, so the text is read.
     const value = input.value.trim() === "" ? Number.NaN : Number(input.value);
-    input.setAttribute("aria-invalid", String(!(value >= plan.low[i]! && value <= plan.high[i]!)));
-    return value;
+    if (range !== null) input.setAttribute("aria-invalid", String(!(value >= range[0] && value <= range[1])));
+    return input.value;
   });
-  return [row];
+  return { rows: [row], name: (_, i) => `sample 1: ${fields[i]!.label}` };
 }
 
 async function ask(): Promise<void> {
   const text = $<HTMLTextAreaElement>("csv").value;
-  const asked = server!.plan;
-  const rows = checked(text.trim() === "" ? typed(asked) : readTable(text, asked), asked) as Float64Array[];
+  const cells = text.trim() === "" ? typed(inputs!) : readCells(text, inputs!.columns);
+  const { featurePart } = server!.plan;
+  const rows = checked(await inputs!.features(cells), server!.plan) as Float64Array[];
   if (server!.wantsOther(rows.length)) await open(rows.length); // with a fresh key
   const { plan } = server!;
+  if (plan.featurePart !== featurePart) throw new AskError("the server's plans name different feature parts; nothing was sent");
   const clip = $<HTMLInputElement>("clip").checked;
   if (server!.pinned && !clip) refuseOutside(rows, server!);
   // Asking again, now with clipping, would tell the server that a sample lies outside the box it chose.
@@ -131,7 +147,7 @@ async function ask(): Promise<void> {
   const answers: Answer[] = [];
   for (const { id, reply } of exchange.replies) answers.push(...(await keeper.decide(reply, id)));
   showAnswers($("answer"), answers, plan);
-  traffic(rows, exchange);
+  traffic(cells, plan, exchange);
 }
 
 function same(a: readonly Float64Array[], b: readonly Float64Array[]): boolean {
@@ -156,10 +172,11 @@ async function sendAll(rows: readonly Float64Array[], plan: Plan): Promise<Excha
   return { replies, up, down, glimpse, seconds: (performance.now() - started) / 1000 };
 }
 
-function traffic(rows: readonly Float64Array[], sent: Exchange): void {
-  const values = Array.from(rows[0]!.slice(0, 12), number).join(", ");
+function traffic({ rows }: Cells, plan: Plan, sent: Exchange): void {
+  const values = rows[0]!.slice(0, 12).join(", ");
   const more = rows.length * rows[0]!.length > 12 ? ", …" : "";
-  show($("stayed"), element("p", {}, element("code", {}, values + more)), element("p", {}, "The values, the key, and the decrypted scores."));
+  const computed = plan.featurePart === null ? "" : " the features computed from them,";
+  show($("stayed"), element("p", {}, element("code", {}, values + more)), element("p", {}, `The values,${computed} the key, and what was decrypted.`));
   const hex = Array.from(sent.glimpse, (byte) => byte.toString(16).padStart(2, "0")).join(" ");
   show(
     $("left"),
@@ -219,12 +236,14 @@ $<HTMLInputElement>("keep").addEventListener("change", async (event) => {
   } finally {
     box.disabled = false;
   }
-  keyStatus("made");
+  origin = "made";
+  keyStatus();
 });
 
+const prefersDark = matchMedia("(prefers-color-scheme: dark)").matches;
+if (prefersDark) $("theme").textContent = "Light"; // the button names what it changes to
 $("theme").addEventListener("click", () => {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = document.documentElement.dataset["theme"] ?? (dark ? "dark" : "light");
+  const now = document.documentElement.dataset["theme"] ?? (prefersDark ? "dark" : "light");
   document.documentElement.dataset["theme"] = now === "dark" ? "light" : "dark";
   $("theme").textContent = now === "dark" ? "Dark" : "Light";
 });
