@@ -1,14 +1,15 @@
 """The pictures of RESULTS.md: lifted planes, calibration size, encrypted cost, precision.
 
-Decides what is drawn and how; every point comes from a finished run. SVG with fixed ids and no date, so that the same
-runs give the same bytes with the same matplotlib.
+Every point comes from a finished run. The library's report draws them: the same runs give the same bytes with the same
+matplotlib.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import numpy as np
 from scipy.spatial import ConvexHull
 
 from quad4fhe._arrays import Array
-from quad4fhe.errors import InputError
 from quad4fhe.io.files import write_atomically
+from quad4fhe.report import drawing
+from quad4fhe.report.drawing import Palette
 from quad4fhe_reproduce import missing
 from quad4fhe_reproduce.data.sets import data_set
 from quad4fhe_reproduce.records import Fitted, LiftedPlane, Record
@@ -25,16 +27,31 @@ from quad4fhe_reproduce.schedule import ALL_SETS, BINARY_SETS, CKKS_SETS
 from quad4fhe_reproduce.tables.pools import by_size
 from quad4fhe_reproduce.tables.shape import Runs, fit_named
 
-_BLUE, _ORANGE, _GREEN, _GREY = "#1f5fa8", "#d9731a", "#2f8f5b", "#8a8a8a"
-_FITS = (("paper", "the paper's fit", _GREY), ("polished", "polished", _BLUE), ("auto", "auto", _ORANGE))
+_FITS = (("paper", "the paper's fit", "muted"), ("polished", "polished", "blue"), ("auto", "auto", "orange"))
+_STYLE = {
+    "font.size": 9,
+    "legend.fontsize": 9,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "savefig.facecolor": "white",
+}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture's file name and what it shows."""
+    """A picture's file name, what it shows, and its size in units of 1/72 inch."""
 
     file: str
     caption: str
+    width: int
+    height: int
+
+    def svg(self, draw: drawing.Draw) -> bytes:
+        """The picture that `draw` draws."""
+        made = drawing.Picture(
+            self.file, self.file, self.caption, self.caption, draw, (), (), self.height, self.width, _STYLE
+        )
+        return made.svg()
 
 
 PLANES = Picture(
@@ -43,66 +60,51 @@ PLANES = Picture(
     "The solid line is the paper's fit, the dashed one the polished fit, crosses are decisions the paper's fit loses. "
     "Above everything with both hulls, below the samples nearest to the line. A sample of the points is shown, with "
     "all corners of the hulls and all lost decisions.",
+    684,
+    533,
 )
 POOLS = Picture(
     "pools.svg",
     "Decisions lost on the test set against rows of the fitting pool (small-pool experiment, 1, 5, 10 and 20%).",
+    792,
+    446,
 )
 COST = Picture(
     "cost.svg",
     "Test agreement under real encryption against the server's time for a sample (layout batch, precision strict, "
     "forecast for the reference core). Each line joins the fits of one set.",
+    590,
+    346,
 )
 SWEEP = Picture(
     "sweep.svg",
     "Precision sweep of the paper's circuit, real CKKS at N = 2^14 on 64 test samples: largest logit error against the "
     "bits of the scale; a filled mark means that no decision changed, an empty one that some did.",
+    756,
+    274,
 )
 
 
 def draw(runs: Runs, folder: Path) -> list[Path]:
     """Draw every picture into the folder."""
-    plt = _pyplot()
+    require_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    drawers: list[tuple[Picture, Callable[[Any, Runs], Any]]] = [
-        (PLANES, _planes), (POOLS, _pools), (COST, _cost), (SWEEP, _sweep)
-    ]  # fmt: skip
-    for picture, drawer in drawers:
-        figure = drawer(plt, runs)
-        held = io.BytesIO()
-        figure.savefig(held, format="svg", metadata={"Date": None, "Creator": None})
-        plt.close(figure)
-        write_atomically(folder / picture.file, held.getvalue())
-        made.append(folder / picture.file)
-    return made
+    drawers: dict[Picture, Callable[[Runs, Any, Palette], None]] = {
+        PLANES: _planes, POOLS: _pools, COST: _cost, SWEEP: _sweep
+    }  # fmt: skip
+    for picture, drawer in drawers.items():
+        write_atomically(folder / picture.file, picture.svg(partial(drawer, runs)))
+    return [folder / picture.file for picture in drawers]
 
 
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise missing("matplotlib", "drawing pictures") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {
-            "svg.hashsalt": "quad4fhe",
-            "svg.fonttype": "none",
-            "font.size": 9,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "grid.color": "#e6e6e6",
-            "figure.constrained_layout.use": True,
-        }
-    )
-    return plt
+def require_matplotlib() -> None:
+    """Raise MissingExtraError, before hours of work, where pictures can't be drawn after it."""
+    if find_spec("matplotlib") is None:
+        raise missing("matplotlib", "drawing pictures")
 
 
-def _planes(plt: Any, runs: Runs) -> Any:
-    figure, axes = plt.subplots(2, len(BINARY_SETS), figsize=(9.5, 7.4))
+def _planes(runs: Runs, figure: Any, palette: Palette) -> None:
+    axes = figure.subplots(2, len(BINARY_SETS))
     for column, name in zip(axes.T, BINARY_SETS, strict=True):
         record = runs.get("plain", name, runs.width(name))
         column[0].set_title(data_set(name).title)
@@ -110,18 +112,17 @@ def _planes(plt: Any, runs: Runs) -> Any:
             column[0].text(0.5, 0.5, "not run yet", ha="center", transform=column[0].transAxes)
             continue
         for axis, near in zip(column, (False, True), strict=True):
-            _plane(axis, record, record.plane, near=near)
+            _plane(axis, palette, record, record.plane, near=near)
     if axes[0][0].get_legend_handles_labels()[0]:
-        axes[0][0].legend(loc="best", frameon=False, markerscale=1.5)
-    return figure
+        axes[0][0].legend(loc="best", markerscale=1.5)
 
 
-def _plane(axis: Any, record: Record, plane: LiftedPlane, *, near: bool) -> None:
+def _plane(axis: Any, palette: Palette, record: Record, plane: LiftedPlane, *, near: bool) -> None:
     q, h = np.array(plane.q), np.array(plane.h)
     positive, lost = np.array(plane.positive), np.array(plane.lost)
     paper = fit_named(record, "paper")
     assert paper is not None
-    for side, colour, label in ((positive, _ORANGE, "class 1"), (~positive, _BLUE, "class 0")):
+    for side, colour, label in ((positive, palette["orange"], "class 1"), (~positive, palette["blue"], "class 0")):
         axis.plot(q[side], h[side], "o", ms=2.6, mew=0, alpha=0.6, color=colour, label=label)
         if not near and side.sum() > 2:
             corners = ConvexHull(np.column_stack([q[side], h[side]])).vertices
@@ -156,8 +157,8 @@ def _padded(values: Array) -> tuple[float, float]:
     return low - 0.05 * (high - low), high + 0.05 * (high - low)
 
 
-def _pools(plt: Any, runs: Runs) -> Any:
-    figure, axes = plt.subplots(3, 5, figsize=(11, 6.2), sharey=False)
+def _pools(runs: Runs, figure: Any, palette: Palette) -> None:
+    axes = figure.subplots(3, 5)
     for axis, name in zip(axes.flat, ALL_SETS, strict=True):
         axis.set_title(data_set(name).title, fontsize=8.5)
         record = runs.get("pool", name, runs.width(name))
@@ -168,7 +169,9 @@ def _pools(plt: Any, runs: Runs) -> Any:
             found = by_size(record, fit)
             if found:
                 rows, agreed = zip(*found, strict=True)
-                axis.plot(rows, [100 * (1 - each) for each in agreed], "o-", ms=3, lw=1, color=colour, label=label)
+                axis.plot(
+                    rows, [100 * (1 - each) for each in agreed], "o-", ms=3, lw=1, color=palette[colour], label=label
+                )
         sizes = [pool.rows for pool in record.pools]
         axis.set_xscale("log")
         axis.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
@@ -179,14 +182,13 @@ def _pools(plt: Any, runs: Runs) -> Any:
     figure.supylabel("test decisions lost, %")
     handles, labels = axes.flat[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
-    return figure
+        figure.legend(handles, labels, loc="outside upper center", ncols=3)
 
 
-def _cost(plt: Any, runs: Runs) -> Any:
-    figure, axis = plt.subplots(figsize=(8.2, 4.8))
+def _cost(runs: Runs, figure: Any, _: Palette) -> None:
+    axis = figure.subplots()
     marks = {"paper": "o", "polished": "s", "unitwise": "^", "head": "D"}
-    colours = plt.get_cmap("tab20")
+    colours = _colours("tab20")
     for at, name in enumerate(ALL_SETS):
         record = runs.get("families", name, runs.width(name))
         rows = [] if record is None else [e for e in record.encrypted if (e.layout, e.precision) == ("batch", "strict")]
@@ -203,15 +205,14 @@ def _cost(plt: Any, runs: Runs) -> Any:
     axis.set_xlabel("server time for a sample, microseconds")
     axis.set_ylabel("test agreement with ReLU, %")
     if axis.lines:
-        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
     text = "○ paper's   □ polished   △ unitwise   ◇ head"
     axis.set_title(text, fontsize=8.5)
-    return figure
 
 
-def _sweep(plt: Any, runs: Runs) -> Any:
-    figure, axes = plt.subplots(1, len(CKKS_SETS), figsize=(10.5, 3.8), sharey=True)
-    colours = plt.get_cmap("tab10")
+def _sweep(runs: Runs, figure: Any, _: Palette) -> None:
+    axes = figure.subplots(1, len(CKKS_SETS), sharey=True)
+    colours = _colours("tab10")
     for axis, name in zip(axes, CKKS_SETS, strict=True):
         record = runs.get("ckks", name)
         axis.set_title(data_set(name).title)
@@ -232,13 +233,10 @@ def _sweep(plt: Any, runs: Runs) -> Any:
         axis.set_xlabel("bits of the scale")
     axes[0].set_ylabel("largest logit error")
     if axes[0].get_legend_handles_labels()[0]:
-        axes[0].legend(frameon=False, fontsize=8)
-    return figure
+        axes[0].legend(fontsize=8)
 
 
-def require_matplotlib() -> None:
-    """Raise MissingExtraError, before hours of work, where pictures can't be drawn after it."""
-    try:
-        _pyplot()
-    except ValueError as error:  # a broken configuration file of matplotlib
-        raise InputError(f"matplotlib can't be set up ({error}); mend its configuration") from None
+def _colours(name: str) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps[name]

@@ -142,9 +142,10 @@ def _logits(bench: Bench, polynomial: Polynomial) -> Array:
 
 def class_f1(truth: IntArray, decisions: IntArray, classes: int) -> list[float | None]:
     """F1 of each class; None for one that occurs neither among the labels nor among the decisions."""
-    hits = np.bincount(truth[truth == decisions], minlength=classes)
-    either = np.bincount(truth, minlength=classes) + np.bincount(decisions, minlength=classes)
-    return [round(2 * h / e, _DIGITS) if e else None for h, e in zip(hits.tolist(), either.tolist(), strict=True)]
+    from sklearn.metrics import f1_score
+
+    scores = f1_score(truth, decisions, labels=np.arange(classes), average=None, zero_division=np.nan)
+    return [None if np.isnan(score) else round(score, _DIGITS) for score in scores.tolist()]
 
 
 def class_agreement(wanted: IntArray, decisions: IntArray, classes: int) -> list[float | None]:

@@ -9,8 +9,8 @@ import html
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,10 @@ _STYLE = {
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One figure: what it shows in words (`alt`), a caption, and its numbers as a small table."""
+    """One figure: what it shows in words (`alt`), a caption, and its numbers as a small table.
+
+    `style` has settings of matplotlib that differ from those of the report.
+    """
 
     name: str
     title: str
@@ -86,6 +89,8 @@ class Picture:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     height: int = 290
+    width: int = WIDTH
+    style: Mapping[str, Any] = field(default_factory=dict)
 
     def inline(self) -> str:
         """The picture as an <svg> element that takes its colours from the page."""
@@ -98,7 +103,7 @@ class Picture:
         # The page's own style says how lines join; matplotlib's rule would apply to the whole page.
         svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
         label = f'role="img" aria-label="{html.escape(self.alt)}"'
-        head = f'<svg viewBox="0 0 {WIDTH} {self.height}" {label}>'
+        head = f'<svg viewBox="0 0 {self.width} {self.height}" {label}>'
         return head + svg[svg.index(">") + 1 :]
 
     def svg(self) -> bytes:
@@ -117,10 +122,10 @@ def _saved(picture: Picture, palette: Palette, kind: str) -> bytes:
     from matplotlib.figure import Figure
 
     ink = dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "axes.labelcolor"), palette["muted"])
-    style: dict[Any, Any] = {**_STYLE, **ink, "text.color": palette["ink"]}
+    style: dict[Any, Any] = {**_STYLE, **ink, "text.color": palette["ink"], **picture.style}
     with rc_context(style), warnings.catch_warnings():
         # Figures of their own, without pyplot: nothing global, nothing to close, any thread.
-        figure = Figure(figsize=(WIDTH / 72, picture.height / 72), layout="constrained", facecolor="none")
+        figure = Figure(figsize=(picture.width / 72, picture.height / 72), layout="constrained", facecolor="none")
         picture.draw(figure, palette)
         buffer = io.BytesIO()
         # A name in another script: the SVG holds its letters, whatever the font of the measures has.
