@@ -12,7 +12,7 @@ from quad4fhe.layouts.batch.evaluation import BatchEvaluator
 from quad4fhe.layouts.masks import expand
 from quad4fhe.layouts.residues import kernels, multiply, residues
 from quad4fhe.planning.chains import chain, largest_primes
-from quad4fhe.planning.exactness import EXACT, NotExactError, exact_matrix, residue_bound
+from quad4fhe.planning.exactness import EXACT, NotExactError, exact_matrices, exact_matrix, residue_bound
 from quad4fhe.planning.integers import IntegerCircuit, Scales
 
 PRIMES = [largest_primes(4096, bits, 1)[0] for bits in (17, 20, 24, 26, 31)]
@@ -54,6 +54,17 @@ def test_products_equal_python_integers_for_any_weights(q, bits, rows, columns, 
         multiply(matrix, operand, out, kernels(name))
         assert np.abs(out).max() <= EXACT
         assert ((big(out) - big(weights) @ big(operand)) % q == 0).all()
+
+
+@pytest.mark.parametrize("bits", [4, 20, 40])
+def test_matrices_of_several_primes_are_those_of_each_prime(bits: int) -> None:
+    weights = np.random.default_rng(bits).integers(-(2**bits), 2**bits, size=(5, 7))
+    for q, found in zip(PRIMES, exact_matrices(weights, PRIMES), strict=True):
+        alone = exact_matrix(weights, q)
+        assert (found.q, found.step, found.headroom) == (q, alone.step, alone.headroom)
+        for one, other in zip(found.limbs, alone.limbs, strict=True):
+            np.testing.assert_array_equal(one.rows, other.rows)
+            np.testing.assert_array_equal(one.weights, other.weights)
 
 
 def test_weights_beyond_64_bits_are_reduced_first() -> None:

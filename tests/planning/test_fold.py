@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quad4fhe import InputError, QuadraticModel
 from quad4fhe.planning.bounds import bound
-from quad4fhe.planning.fold import FORMS, Dyadic, centred, fold, forms
+from quad4fhe.planning.fold import FORMS, Dyadic, Folding, centred, fold
 from quad4fhe.planning.integers import Scales, quantise
 from support.standins import heads, random_model
 
@@ -26,7 +26,7 @@ def test_every_form_equals_the_plaintext_head_to_rounding(model: QuadraticModel,
     box = np.sort(rng.normal(size=(2, model.features)) * 3 + rng.normal() * 5, axis=0)
     X = box[0] + rng.random((7, model.features)) * (box[1] - box[0])
     wanted = centred_logits(model, X)
-    for form in forms(model):
+    for form in Folding(model, box).forms:
         circuit = fold(model, box, form)
         # The terms that cancel bound the rounding: completing a square with a tiny alpha makes them huge.
         y = (X - circuit.shift) @ circuit.W.T + circuit.t
@@ -45,7 +45,7 @@ def test_the_bound_holds_at_every_corner_and_inside(model: QuadraticModel) -> No
     box = np.sort(rng.normal(size=(2, model.features)) * 4, axis=0)
     signs = np.array(np.meshgrid(*[[0.0, 1.0]] * model.features)).reshape(model.features, -1).T
     X = np.vstack([box[0] + signs * (box[1] - box[0]), box[0] + rng.random((200, model.features)) * (box[1] - box[0])])
-    for form in forms(model):
+    for form in Folding(model, box).forms:
         circuit = fold(model, box, form)
         found = bound(circuit, box)
         assert np.abs(circuit.logits(X)).max() <= found.logit * (1 + 1e-9)
@@ -73,16 +73,29 @@ def test_the_ellipsoid_is_tighter_than_intervals_on_a_trained_like_network() -> 
 def test_a_free_head_has_no_square_form_and_says_so() -> None:
     model = random_model(3, 4, 3, free=True)
     box = np.stack([-np.ones(3), np.ones(3)])
-    assert forms(model) == ("skip",)
+    assert Folding(model, box).forms == ("skip",)
     with pytest.raises(InputError, match="form='skip'"):
         fold(model, box, "square")
 
 
 def test_a_zero_alpha_with_a_linear_term_has_no_square_form() -> None:
     model = QuadraticModel(np.eye(2), np.zeros(2), [[1.0, 0.0]], [[1.0, 1.0]], [0.0])
-    assert forms(model) == ("skip",)
+    box = np.stack([-np.ones(2), np.ones(2)])
+    assert Folding(model, box).forms == ("skip",)
     zero = QuadraticModel(np.eye(2), np.zeros(2), [[1.0, 0.0]], [[1.0, 0.0]], [0.0])
-    assert forms(zero) == FORMS
+    assert Folding(zero, box).forms == FORMS
+
+
+def test_a_folding_folds_each_form_once_and_as_fold_does() -> None:
+    model = random_model(3, 4, 3)
+    box = np.array([[1.0, -2.0, -1.0], [3.0, -1.0, 1.0]])
+    folding = Folding(model, box)
+    assert folding.forms == FORMS
+    for form in folding.forms:
+        made, alone = folding.circuit(form), fold(model, box, form)
+        assert folding.circuit(form) is made
+        for one, other in ((made.W, alone.W), (made.t, alone.t), (made.V, alone.V), (made.c, alone.c)):
+            np.testing.assert_array_equal(one, other)
 
 
 def exactly(array: np.ndarray) -> np.ndarray:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from quad4fhe import InputError, QuadraticModel
-from quad4fhe.layouts.batch.search import prove
+from quad4fhe.layouts.batch.costs import batch_forecast, batch_seconds
+from quad4fhe.layouts.batch.search import batch_chains, prove
 from quad4fhe.layouts.packed.costs import packed_counts
 from quad4fhe.layouts.packed.noise import hidden_variance, placement
 from quad4fhe.layouts.packed.packing import Packing, split_steps
@@ -15,6 +16,7 @@ from quad4fhe.layouts.planner import plan
 from quad4fhe.mlp import decide
 from quad4fhe.planning.bounds import bound
 from quad4fhe.planning.chains import SECURE_BITS, chain
+from quad4fhe.planning.costs import REFERENCE, Shape
 from quad4fhe.planning.describe import describe
 from quad4fhe.planning.fold import fold
 from quad4fhe.planning.integers import quantise
@@ -283,3 +285,14 @@ def test_features_of_any_size_get_scales_that_a_client_can_encode(layout: str) -
     model = QuadraticModel(W1, np.zeros(16), 0.1 * W2, 0.5 * W2, np.zeros(2))
     made = plan(stand_in(model, rng.normal(size=(60, 12)) * sizes), samples=60, layout=layout)
     assert made.scales.x + np.log2(max(1.0, made.reach)) <= 62
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_many_chains_cost_what_each_costs_alone(private: bool) -> None:
+    shape, chains = Shape(30, 64, 3), batch_chains(private=private)[::20]
+    rings, primes = np.array([each.ring for each in chains]), np.array([len(each.primes) for each in chains])
+    limbs = (np.full(len(chains), 2), np.arange(len(chains)) % 2 + 1, np.zeros(len(chains), dtype=int))
+    found = batch_seconds(shape, rings, primes, 5000, limbs, REFERENCE, 2, None, private=private)
+    for i, made in enumerate(chains):
+        alone = batch_forecast(shape, made, 5000, (2, i % 2 + 1, 0), REFERENCE, private=private)
+        assert (alone.client_seconds, alone.server_seconds) == (found[0][i], found[1][i])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from quad4fhe.errors import InputError
 
@@ -58,27 +58,27 @@ class Chain:
                 f"at most {SEAL_BITS[self.ring]}; take a larger ring or fewer bits"
             )
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """How many values one ciphertext holds."""
         return self.ring // 2
 
-    @property
+    @cached_property
     def modulus(self) -> int:
         """Q, the product of the primes without the special one."""
         return math.prod(self.primes)
 
-    @property
+    @cached_property
     def every(self) -> tuple[int, ...]:
         """The primes as SEAL is given them: the special one, if there is one, comes last."""
         return self.primes if self.special is None else (*self.primes, self.special)
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """The size of the largest modulus that a sample under the secret has: what the security table is about."""
         return math.prod(self.every if self.keys else self.primes).bit_length()
 
-    @property
+    @cached_property
     def all_bits(self) -> int:
         """The size of all primes together, used or not: what SEAL's own table, and other people's log Q, is about."""
         return math.prod(self.every).bit_length()

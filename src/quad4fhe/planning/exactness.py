@@ -5,7 +5,10 @@ The limbs follow from the actual weights, row by row, and the matrix carries the
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,29 @@ class NotExactError(Quad4FHEError):
 def residue_bound(q: int) -> int:
     """The largest |r| a centred residue can have."""
     return q // 2 + RESIDUE_SLACK
+
+
+def limbs_for(columns: int, bits: int, weight_bits: int) -> int:
+    """Limbs that weights of `weight_bits` need for primes of `bits`; 4 stands for more than there may be."""
+    for limbs in (1, 2, 3):
+        digit = -(-weight_bits // limbs)
+        largest = 2.0 ** (digit - 1 if limbs > 1 else digit)
+        if (columns * largest + 2.0**digit + 2) * residue_bound(2**bits - 1) <= EXACT:
+            return limbs
+    return 4
+
+
+def largest_weight_scale(row_sum: float, columns: int, bits: int, limbs: int) -> float:
+    """The largest log2 scale at which weights with this row sum stay within `limbs` limbs of primes of `bits`.
+
+    Weights beyond the prime are taken as residues, so small primes put no limit on the scale at all.
+    """
+    if limbs_for(columns, bits, bits - 1) <= limbs:
+        return 61.0 - math.log2(row_sum)
+    room = math.log2(EXACT / residue_bound(2**bits - 1) - 4)
+    if limbs == 1:
+        return math.floor(room - math.log2(row_sum) - 0.01)
+    return math.floor(2 * room - math.log2(columns) - math.log2(row_sum) - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,27 +89,54 @@ class ExactMatrix:
 
 
 def exact_matrix(weights: NDArray[Any], q: int, *, extra: int = 2) -> ExactMatrix:
+    """The matrix of one prime; see `exact_matrices`."""
+    return exact_matrices(weights, (q,), extra=extra)[0]
+
+
+def exact_matrices(weights: NDArray[Any], primes: Sequence[int], *, extra: int = 2) -> list[ExactMatrix]:
     """Cut an integer matrix (int64 or Python integers) into the fewest limbs whose products are provably exact.
 
-    `extra` counts further centred residues that are added to the same sum (a bias, a skip).
+    Returns one matrix per prime. `extra` counts further centred residues that are added to the same sum (a bias, a
+    skip).
     """
-    if not 2 < q < 2**LARGEST_PRIME_BITS:
-        raise NotExactError(f"the prime {q} is not below 2^{LARGEST_PRIME_BITS}")
-    reduced = _shortest(weights, q)
+    for q in primes:
+        if not 2 < q < 2**LARGEST_PRIME_BITS:
+            raise NotExactError(f"the prime {q} is not below 2^{LARGEST_PRIME_BITS}")
+    least = _shortest(weights, min(primes))
+    # Weights below half of the smallest prime are their own residues modulo every prime.
+    shared = _Reduced(least) if weights.dtype != object and np.array_equal(least, weights) else None
+    return [_split(shared or _Reduced(_shortest(weights, q)), q, extra) for q in primes]
+
+
+@dataclass(frozen=True, eq=False)
+class _Reduced:
+    """Integer weights, their sums of absolute values by row, and the same weights in float64."""
+
+    integers: NDArray[np.int64]
+
+    @cached_property
+    def sums(self) -> NDArray[np.int64]:
+        return np.asarray(np.abs(self.integers).sum(axis=1))
+
+    @cached_property
+    def doubles(self) -> Array:
+        return self.integers.astype(np.float64)
+
+
+def _split(reduced: _Reduced, q: int, extra: int) -> ExactMatrix:
+    weights, sums = reduced.integers, reduced.sums
     room = EXACT // residue_bound(q) - extra
-    sums = np.abs(reduced).sum(axis=1)
     if (sums <= room).all():
-        every = np.arange(reduced.shape[0])
-        return _proved(q, 1.0, [Limb(every, reduced.astype(np.float64))], extra)
+        return _proved(q, 1.0, [Limb(np.arange(weights.shape[0]), reduced.doubles)], extra)
     for count in (2, 3):
-        bits = -(-int(np.abs(reduced).max()).bit_length() // count)
+        bits = -(-int(np.abs(weights).max()).bit_length() // count)
         for width in range(bits, bits + 3):
-            limbs = _cut(reduced, sums > room, count, 1 << width)
+            limbs = _cut(weights, sums > room, count, 1 << width)
             try:
                 return _proved(q, float(1 << width), limbs, extra)
             except NotExactError:
                 continue
-    raise NotExactError(f"rows of {reduced.shape[1]} weights below {q} need more than three limbs")
+    raise NotExactError(f"rows of {weights.shape[1]} weights below {q} need more than three limbs")
 
 
 def _shortest(weights: NDArray[Any], q: int) -> NDArray[np.int64]:
@@ -93,8 +146,9 @@ def _shortest(weights: NDArray[Any], q: int) -> NDArray[np.int64]:
         return np.array(flat, dtype=np.int64).reshape(weights.shape)
     if weights.size and max(int(weights.max()), -int(weights.min())) >= 2**62:
         raise NotExactError("a weight of 2^62 or more does not fit; the plan must take smaller scales")
-    wide = np.abs(weights) > q // 2
-    return np.where(wide, (weights + q // 2) % q - q // 2, weights).astype(np.int64)
+    whole: NDArray[np.int64] = np.asarray(weights, dtype=np.int64)
+    wide = np.abs(whole) > q // 2
+    return np.where(wide, (whole + q // 2) % q - q // 2, whole) if wide.any() else whole
 
 
 def _cut(weights: NDArray[np.int64], wide: NDArray[np.bool_], count: int, step: int) -> list[Limb]:

@@ -9,12 +9,13 @@ two: if features lie far from zero, sums such as b1 + W1 shift cancel, and their
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quad4fhe._arrays import Array, row_chunks, samples, tensor
+from quad4fhe._arrays import Array, row_chunks, tensor
 from quad4fhe.errors import InputError
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 
@@ -98,6 +99,7 @@ def nearest_doubles(integers: BigInts, exponent: int) -> Array:
 class Exact:
     """The numbers of a folded circuit before any rounding."""
 
+    W: Dyadic
     t: Dyadic
     V: Dyadic
     U: Dyadic | None
@@ -124,7 +126,7 @@ class Circuit:
     exact: Exact | None = None
     a: Array | None = None
 
-    @property
+    @cached_property
     def degree(self) -> int:
         """The degree p."""
         return 2 if self.a is None else int(self.a.shape[0])
@@ -164,26 +166,25 @@ class Circuit:
             return "units"
         return "square" if self.U is None else "skip"
 
-    @property
+    @cached_property
     def features(self) -> int:
         """The input width d."""
         return int(self.W.shape[1])
 
-    @property
+    @cached_property
     def units(self) -> int:
         """The hidden width m."""
         return int(self.W.shape[0])
 
-    @property
+    @cached_property
     def outputs(self) -> int:
         """The number of logits K."""
         return int(self.V.shape[0])
 
-    def logits(self, X: ArrayLike) -> Array:
-        """The circuit's logits in the clear, shape (n, K)."""
-        checked = samples("X", X, self.features)
-        out = np.empty((checked.shape[0], self.outputs))
-        for rows, chunk in row_chunks("X", checked, 8 * (2 * self.features + self.units)):
+    def logits(self, X: Array) -> Array:
+        """The circuit's logits in the clear at checked samples, shape (n, K)."""
+        out = np.empty((X.shape[0], self.outputs))
+        for rows, chunk in row_chunks("X", X, 8 * (2 * self.features + self.units), check=False):
             z = chunk - self.shift
             y = z @ self.W.T + self.t
             out[rows] = self.activation(y) @ self.V.T + self.c
@@ -223,14 +224,6 @@ def completed(S: Array, T: Array) -> Array | None:
     return out
 
 
-def forms(model: PolynomialModel) -> tuple[Form, ...]:
-    """The forms this model can take; a head with free S and T has no square form."""
-    if not isinstance(model, QuadraticModel):
-        return () if model.V is None else ("units",)
-    S, T, _ = centred(model)
-    return FORMS if completed(S.floats(), T.floats()) is not None else ("skip",)
-
-
 def nearest_zero(box: Array) -> Array:
     """The point of the box (2, d) nearest to zero, shape (d,): what the client takes off before it encodes.
 
@@ -241,41 +234,94 @@ def nearest_zero(box: Array) -> Array:
 
 
 def fold(model: PolynomialModel, box: ArrayLike, form: Form) -> Circuit:
-    """Fold a model in the given form; `skip` is exactly the (centred) head, `square` up to the rounding of its offsets.
+    """Fold a model over a box in the given form; see `Folding`."""
+    return Folding(model, checked_box(box, model.features)).circuit(form)
 
-    `units` is the model itself, exactly, but for one function that is taken from every logit.
+
+@dataclass(frozen=True, eq=False)
+class Folding:
+    """A model over a checked box, folded in each form when it is first asked for.
+
+    `skip` is exactly the (centred) head, `square` up to the rounding of its offsets. `units` is the model itself,
+    exactly, but for one function that is taken from every logit.
 
     `square` completes the square per unit, S y^2 + T y = S (y + t)^2 - S t^2: no further operation, but the offset
     makes the squares larger than their sum, and impossible where alpha_j is zero. `skip` keeps S y^2 and carries
     T y = (T W1) x + T b1 from the input: K x d more products, and the smaller error.
     """
-    corners = checked_box(box, model.features)
-    shift = nearest_zero(corners)
-    if form == "units":
-        return _units(model, shift)
-    S, T, c = centred(model)
-    W = Dyadic.of(model.W1)
-    hidden = Dyadic.of(model.b1) + W @ Dyadic.of(shift)
-    if form == "skip":
-        return _circuit(model.W1, Exact(hidden, S, T @ W, c + T @ hidden), shift)
-    offset = completed(S.floats(), T.floats())
-    if offset is None:
-        raise InputError("this head has no common offset per unit (free S and T): fold it with form='skip'")
-    moved = Dyadic.of(offset)
-    return _circuit(model.W1, Exact(hidden + moved, S, None, c - S @ (moved * moved)), shift)
 
+    model: PolynomialModel
+    box: Array
 
-def _units(model: PolynomialModel, shift: Array) -> Circuit:
-    if model.V is None or model.a is None:
-        raise InputError("this head has no common polynomial per unit: it can't be folded with form='units'")
-    V, c = model.V, Dyadic.of(model.c)
-    if model.outputs > 1:
-        step = 2.0 ** -resolution(V)
-        V = V - np.rint(V.mean(axis=0) / step) * step  # exact, on the grid of V: no bit is added
-        c = _centred(model.c)
-    t = Dyadic.of(model.b1) + Dyadic.of(model.W1) @ Dyadic.of(shift)
-    exact = Exact(t, Dyadic.of(V), None, c, Dyadic.of(model.a))
-    return Circuit(model.W1, t.floats(), V, None, c.floats(), shift, exact, model.a)
+    @cached_property
+    def shift(self) -> Array:
+        """What the client takes off every feature, shape (d,)."""
+        return nearest_zero(self.box)
+
+    @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms this model can take; a head with free S and T has no square form."""
+        if not isinstance(self.model, QuadraticModel):
+            return () if self.model.V is None else ("units",)
+        return FORMS if self._offset is not None else ("skip",)
+
+    @cached_property
+    def head(self) -> tuple[Dyadic, Dyadic, Dyadic]:
+        """S, T and c, see `centred`."""
+        return centred(self.model)
+
+    @cached_property
+    def doubles(self) -> tuple[Array, Array, Array]:
+        """The same in float64."""
+        S, T, c = self.head
+        return S.floats(), T.floats(), c.floats()
+
+    def circuit(self, form: Form) -> Circuit:
+        """The model in this form."""
+        if form not in self._circuits:
+            self._circuits[form] = self._units() if form == "units" else self._quadratic(form)
+        return self._circuits[form]
+
+    @cached_property
+    def _circuits(self) -> dict[Form, Circuit]:
+        return {}
+
+    @cached_property
+    def _offset(self) -> Array | None:
+        S, T, _ = self.doubles
+        return completed(S, T)
+
+    @cached_property
+    def _first(self) -> tuple[Dyadic, Dyadic]:
+        """W1, and b1 + W1 shift."""
+        W = Dyadic.of(self.model.W1)
+        return W, Dyadic.of(self.model.b1) + W @ Dyadic.of(self.shift)
+
+    def _quadratic(self, form: Form) -> Circuit:
+        S, T, c = self.head
+        W, hidden = self._first
+        if form == "skip":
+            exact = Exact(W, hidden, S, T @ W, c + T @ hidden)
+        elif self._offset is not None:
+            moved = Dyadic.of(self._offset)
+            exact = Exact(W, hidden + moved, S, None, c - S @ (moved * moved))
+        else:
+            raise InputError("this head has no common offset per unit (free S and T): fold it with form='skip'")
+        U = None if exact.U is None else exact.U.floats()
+        return Circuit(self.model.W1, exact.t.floats(), self.doubles[0], U, exact.c.floats(), self.shift, exact)
+
+    def _units(self) -> Circuit:
+        model = self.model
+        if model.V is None or model.a is None:
+            raise InputError("this head has no common polynomial per unit: it can't be folded with form='units'")
+        V, c = model.V, Dyadic.of(model.c)
+        if model.outputs > 1:
+            step = 2.0 ** -resolution(V)
+            V = V - np.rint(V.mean(axis=0) / step) * step  # exact, on the grid of V: no bit is added
+            c = _centred(model.c)
+        W, t = self._first
+        exact = Exact(W, t, Dyadic.of(V), None, c, Dyadic.of(model.a))
+        return Circuit(model.W1, t.floats(), V, None, c.floats(), self.shift, exact, model.a)
 
 
 def resolution(array: Array) -> int:
@@ -284,11 +330,6 @@ def resolution(array: Array) -> int:
     whole = [int(n) for n in exact.integers.ravel().tolist() if n]
     lowest = min(((n & -n).bit_length() - 1 for n in whole), default=0)
     return -exact.exponent - lowest
-
-
-def _circuit(W: Array, exact: Exact, shift: Array) -> Circuit:
-    U = None if exact.U is None else exact.U.floats()
-    return Circuit(W, exact.t.floats(), exact.V.floats(), U, exact.c.floats(), shift, exact)
 
 
 def checked_box(box: ArrayLike, features: int) -> Array:

@@ -75,9 +75,9 @@ class IntegerCircuit:
         """The circuit these integers stand for, in float64."""
         s = self.scales
         return Circuit(
-            W=np.ldexp(self.W.astype(np.float64), -s.w),
+            W=np.ldexp(self.W, -s.w),
             t=nearest_doubles(self.t, -s.hidden),
-            V=np.ldexp(self.V.astype(np.float64), -s.v),
+            V=np.ldexp(self.V, -s.v),
             U=None if self.U is None else nearest_doubles(self.U, s.x - s.out),
             c=nearest_doubles(self.c, -self.out),
             shift=self.shift,
@@ -96,7 +96,7 @@ def quantise(circuit: Circuit, scales: Scales) -> IntegerCircuit:
     if circuit.a is not None and exact.a is not None:
         return _quantised_units(circuit, exact, scales)
     return IntegerCircuit(
-        W=_short(Dyadic.of(circuit.W).rounded(scales.w)),
+        W=_short(exact.W.rounded(scales.w)),
         t=exact.t.rounded(scales.hidden),
         V=_short(exact.V.rounded(scales.v)),
         U=None if exact.U is None else exact.U.rounded(scales.out - scales.x),
@@ -117,7 +117,7 @@ def _quantised_units(circuit: Circuit, exact: Exact, scales: Scales) -> IntegerC
     ]
     out = p * scales.hidden + unit + scales.v
     return IntegerCircuit(
-        W=_short(Dyadic.of(circuit.W).rounded(scales.w)),
+        W=_short(exact.W.rounded(scales.w)),
         t=exact.t.rounded(scales.hidden),
         V=_short(exact.V.rounded(scales.v)),
         U=None,

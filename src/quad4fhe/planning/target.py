@@ -18,7 +18,7 @@ from quad4fhe._arrays import Array, BoolArray
 from quad4fhe.planning.bounds import Bound, bound
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.costs import REFERENCE, Forecast, Machine, Shape
-from quad4fhe.planning.fold import Circuit, fold, forms
+from quad4fhe.planning.fold import Circuit, Folding
 from quad4fhe.planning.integers import Scales
 from quad4fhe.planning.noise import (
     UNIT,
@@ -81,25 +81,30 @@ class Question:
     samples: int
     replies: str | None = None
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         """The network's sizes."""
         return Shape(self.model.features, self.model.units, self.model.outputs)
 
-    @property
+    @cached_property
     def decisions(self) -> int:
         """How many decisions the failure probability of a plan covers."""
         return max(self.samples, int(self.margins.size))
 
-    @property
+    @cached_property
     def sides(self) -> int:
         """How many logits a margin lies between."""
         return 1 if self.model.outputs == 1 else 2
 
     @cached_property
+    def folding(self) -> Folding:
+        """The model over the box, folded."""
+        return Folding(self.model, self.box)
+
+    @cached_property
     def reference(self) -> Circuit:
         """The exact model, folded: what every circuit is compared with."""
-        return fold(self.model, self.box, forms(self.model)[-1])
+        return self.folding.circuit(self.folding.forms[-1])
 
     @cached_property
     def limits(self) -> Bound:
@@ -109,8 +114,12 @@ class Question:
     @cached_property
     def reach(self) -> Array:
         """The largest |x - shift| of each feature over the box, (d,)."""
-        out: Array = np.abs(self.box - self.reference.shift).max(axis=0)
+        out: Array = np.abs(self.box - self.folding.shift).max(axis=0)
         return out
+
+    def bound_of(self, circuit: Circuit) -> Bound:
+        """The bounds of a folded circuit over the box."""
+        return self.limits if circuit is self.reference else bound(circuit, self.box)
 
     @cached_property
     def logits(self) -> Array:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quad4fhe.layouts.forms import Form, Part
 from quad4fhe.layouts.masks import SEED_BYTES, seeded_bytes
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.costs import Counts, Forecast, Machine, Shape, groups
 
 _MASK, _REBASE = 10.0, 4.0  # a residue expanded from a seed, and moved to another mask, in units of `element`
+Numbers = Any  # a number, or an array of them
 CHUNK_BYTES = 128 * 2**20  # encrypted features held at once by either side; more features are streamed
 
 
@@ -50,16 +53,42 @@ def batch_forecast(
     *,
     private: bool = False,
 ) -> Forecast:
-    """The bill; `products` are matrix products per prime for W, V and the skip (0 without).
+    """The bill; see `batch_seconds`."""
+    count = groups(samples, chain.slots)
+    client, server = batch_seconds(
+        shape, chain.ring, len(chain.primes), samples, products, machine, degree, hidden, private=private
+    )
+    return Forecast(
+        machine=machine.name,
+        upload_bytes=count * request_form(shape, chain).payload,
+        download_bytes=count * reply_form(shape, chain, degree).payload,
+        key_bytes=key_form(chain).payload if private else 0,
+        client_seconds=client,
+        server_seconds=server,
+    )
 
-    `hidden` is the number of distinct rows of W, where some units share one. Of a seed, each side makes a mask per
-    feature. With private replies the server adds `degree` encryptions of zero to each output; SEAL makes them modulo
-    the special prime as well.
+
+def batch_seconds(
+    shape: Shape,
+    ring: Numbers,
+    primes: Numbers,
+    samples: int,
+    products: tuple[Numbers, Numbers, Numbers],
+    machine: Machine,
+    degree: int,
+    hidden: int | None,
+    *,
+    private: bool,
+) -> tuple[Numbers, Numbers]:
+    """Seconds of client and server for rings of degree N and so many primes, one chain or many at once.
+
+    `products` are matrix products per prime for W, V and the skip (0 without). `hidden` is the number of distinct rows
+    of W, where some units share one. Of a seed, each side makes a mask per feature. With private replies the server
+    adds `degree` encryptions of zero to each output; SEAL makes them modulo the special prime as well.
     """
     rows = shape.units if hidden is None else hidden
     d, m, K = shape.features, shape.units, shape.outputs
-    primes, ring = len(chain.primes), chain.ring
-    count = groups(samples, chain.slots)
+    count = -(-samples // (ring // 2))
     parts = degree + 1
     per_prime = 2 * rows * d * products[0] + parts * K * m * products[1] + 2 * K * d * products[2]
     # Products of residues in the expansion of a polynomial, see `kernels.expand`; 0.7 of an element each, with its sum.
@@ -71,11 +100,4 @@ def batch_forecast(
         server += ring * primes * degree * K * (2.4 * machine.encrypt + 6 * machine.element)
     encrypt = machine.encrypt + (_MASK + _REBASE) * machine.element
     client = ring * primes * (d * encrypt + parts / 2 * K * machine.decrypt)
-    return Forecast(
-        machine=machine.name,
-        upload_bytes=count * request_form(shape, chain).payload,
-        download_bytes=count * reply_form(shape, chain, degree).payload,
-        key_bytes=key_form(chain).payload if private else 0,
-        client_seconds=count * client * 1e-9,
-        server_seconds=count * server * 1e-9,
-    )
+    return count * client * 1e-9, count * server * 1e-9

@@ -24,7 +24,7 @@ from quad4fhe.layouts.forms import Words
 from quad4fhe.layouts.masks import expand_into
 from quad4fhe.layouts.residues import KernelName, kernels, multiply, residues
 from quad4fhe.planning.chains import Chain
-from quad4fhe.planning.exactness import ExactMatrix, Limb, exact_matrix
+from quad4fhe.planning.exactness import ExactMatrix, Limb, exact_matrices
 from quad4fhe.planning.integers import IntegerCircuit, distinct_rows
 
 Residues = NDArray[np.uint32]
@@ -92,17 +92,19 @@ class BatchEvaluator(Evaluator):
         self.hidden = int(first.size)
         self._which = None if self.hidden == self.units else which
         self.kernel = kernels(kernel)
+        W, V = exact_matrices(circuit.W[first], chain.primes), exact_matrices(circuit.V, chain.primes)
+        U = None if circuit.U is None else exact_matrices(circuit.U, chain.primes)
         self._primes = [
             _Prime(
                 q,
-                exact_matrix(circuit.W[first], q),
+                W[i],
                 residues(circuit.t, q),
-                exact_matrix(circuit.V, q),
-                None if circuit.U is None else exact_matrix(circuit.U, q),
+                V[i],
+                None if U is None else U[i],
                 residues(circuit.c, q),
                 None if circuit.a is None else residues(circuit.a, q),
             )
-            for q in chain.primes
+            for i, q in enumerate(chain.primes)
         ]
 
     def prepare(self, keys: Sequence[Words]) -> Callable[[], Words]:

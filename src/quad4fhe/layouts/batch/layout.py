@@ -25,7 +25,7 @@ from quad4fhe.layouts.residues import KernelName
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.costs import Counts, groups
 from quad4fhe.planning.fold import Form as Fold
-from quad4fhe.planning.fold import fold, forms
+from quad4fhe.planning.fold import fold
 from quad4fhe.planning.integers import IntegerCircuit, quantise
 from quad4fhe.planning.noise import slot_noise
 from quad4fhe.planning.plan import Plan
@@ -64,7 +64,7 @@ class BatchLayout(Layout):
     def search(self, question: Question) -> list[Choice]:
         """The cheapest chain for each form the model can take."""
         private = question.replies == "private"
-        found = (search_batch(question, form, private=private) for form in forms(question.model))
+        found = (search_batch(question, form, private=private) for form in question.folding.forms)
         return [choice for choice in found if choice is not None]
 
     def why_not(self, question: Question) -> str:

@@ -6,15 +6,15 @@ Primes, scales and limbs are chosen together: many small primes need one limb wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError
-from quad4fhe.layouts.batch.costs import batch_forecast
+from quad4fhe.layouts.batch.costs import batch_forecast, batch_seconds
 from quad4fhe.layouts.batch.decoding import judged_by_slots
 from quad4fhe.layouts.batch.noise import BatchNoise, batch_confidence
 from quad4fhe.layouts.batch.privacy import Flooding
@@ -23,15 +23,15 @@ from quad4fhe.planning.bounds import bound, largest_scale
 from quad4fhe.planning.chains import RINGS, Chain, chain, keyless_bits
 from quad4fhe.planning.costs import REFERENCE, Forecast, Machine
 from quad4fhe.planning.exactness import (
-    EXACT,
     EXPANDED_PRIME_BITS,
     LARGEST_PRIME_BITS,
     ExactMatrix,
     NotExactError,
-    exact_matrix,
-    residue_bound,
+    exact_matrices,
+    largest_weight_scale,
+    limbs_for,
 )
-from quad4fhe.planning.fold import Circuit, Form, fold, forms, resolution
+from quad4fhe.planning.fold import Circuit, Form, resolution
 from quad4fhe.planning.integers import IntegerCircuit, Scales, distinct_rows, quantise
 from quad4fhe.planning.noise import (
     Indices,
@@ -59,23 +59,24 @@ _SMALLEST_X = 4  # log2 of the scale of x
 _LEAST = 2.0**-20  # a model whose logits are all equal still needs a bound above zero
 _UNSEEN = 0.05  # of a logit's deviation: flooding so small that no bound changes by more than a thousandth
 _FEW = 4096  # closest calibration decisions looked at while searching; all of them are in the verdict
+_GRID = np.meshgrid(np.arange(_SMALLEST_X, 54), np.arange(2, 60), indexing="ij")  # log2 of scales of x and W
 
 
 def search_batch(question: Question, form: Form, *, private: bool = False) -> Choice | None:
     """The cheapest chain in this form that keeps the decisions, or the most precise one; None if no chain fits."""
-    circuit = fold(question.model, question.box, form)
-    largest = bound(circuit, question.box)
+    circuit = question.folding.circuit(form)
+    reach = math.log2(2 * GUARD * max(question.bound_of(circuit).logit, SMALLEST_BOUND))
     aim = _Aim.of(question, circuit)
-    reach = math.log2(2 * GUARD * max(largest.logit, SMALLEST_BOUND))
     inflate = 1.0
     nearest: Choice | None = None
     coarse: tuple[float, _Candidate, Scales] | None = None
-    for candidate in sorted(_candidates(question, circuit, reach, private), key=lambda c: c.cost):
-        scales = candidate.scales(aim.at, largest_scale(question.reach))
+    for candidate in _candidates(question, circuit, reach, private):
+        scales = aim.scales(candidate)
         if scales is None or not candidate.room:
             continue
-        if not aim.met(scales, candidate, inflate):
-            size = aim.size(scales, candidate)
+        variances = aim.variances(scales, candidate)
+        size = float(np.sqrt(variances.sum(axis=0)).mean())
+        if not aim.met(variances, size, candidate, inflate):
             if coarse is None or size < coarse[0]:
                 coarse = (size, candidate, scales)
             continue
@@ -94,7 +95,8 @@ def search_batch(question: Question, form: Form, *, private: bool = False) -> Ch
 
 def why_not_batch(question: Question) -> str:
     """Why no chain fits a model, and what to do instead."""
-    largest = min(bound(fold(question.model, question.box, form), question.box).logit for form in forms(question.model))
+    folding = question.folding
+    largest = min(question.bound_of(folding.circuit(form)).logit for form in folding.forms)
     return (
         f"no secure chain up to ring {RINGS[-1]} fits: the logits can reach {largest:.3g} over the box; "
         "standardise the features or narrow the box"
@@ -103,35 +105,64 @@ def why_not_batch(question: Question) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Aim:
-    """The closest decisions and their sensitivities: what steers the search. Nothing is proved with it."""
+    """The closest decisions and their sensitivities: what steers the search. Nothing is proved with it.
+
+    `means` are those of the sensitivities, `x_most` is log2 of the largest scale of x, `changes` the expected changes
+    among unseen samples for a deviation of 1, and `allowed` how many there may be.
+    """
 
     question: Question
     at: Sensitivity
+    means: tuple[float, float, float]
     close: Indices
     margins: Array
+    x_most: float
+    changes: float
+    allowed: float
 
     @classmethod
     def of(cls, question: Question, circuit: Circuit) -> _Aim:
         points = box_points(question.box) if question.points is None else question.points
         order = np.argsort(question.margins, kind="stable")
         order = order[question.certain[order]][:_FEW]
-        return cls(question, Sensitivity.of(circuit, points), order, question.margins[order])
+        at = Sensitivity.of(circuit, points)
+        means = (float(at.x.mean()), float(at.w.mean()), float(at.v.mean()))
+        changes, allowed = unseen_changes(question.margins, 1.0), allowed_unseen(question)
+        x_most = largest_scale(question.reach)
+        return cls(question, at, means, order, question.margins[order], x_most, changes, allowed)
 
-    def size(self, scales: Scales, candidate: _Candidate) -> float:
-        """The mean deviation."""
-        return float(np.sqrt(self._variances(scales, candidate).sum(axis=0)).mean())
+    def scales(self, candidate: _Candidate) -> Scales | None:
+        """The integer scales of least mean error that fill the chain; that of x is 2^x_most or less."""
+        if candidate.fixed is not None:
+            return candidate.fixed.scales(candidate.out, self.x_most)
+        x, w = _GRID
+        v = candidate.out - 2 * (x + w)
+        allowed = (x <= self.x_most) & (v >= 2) & (v <= candidate.v_most) & (w <= candidate.w_most)
+        if not allowed.any():
+            return None
+        x, w, v = x[allowed], w[allowed], v[allowed]
+        noise, rounding = _slot_variance(candidate.chain.ring), (_ROUNDING_DEVIATIONS / _TAIL) ** 2 / 12
+        variance = (
+            np.ldexp(self.means[0] * noise, -2 * x)
+            + np.ldexp(self.means[1] * rounding, -2 * w)
+            + np.ldexp(self.means[2] * rounding, -2 * v)
+        )
+        best = int(np.argmin(variance))
+        return Scales(int(x[best]), int(w[best]), int(v[best]))
 
-    def met(self, scales: Scales, candidate: _Candidate, inflate: float) -> bool:
-        """Whether these scales should keep the decisions; `inflate` is what verdicts on earlier ones added."""
+    def met(self, variances: Array, size: float, candidate: _Candidate, inflate: float) -> bool:
+        """Whether errors of these variances and this mean deviation should keep the decisions.
+
+        `inflate` is what verdicts on earlier candidates added.
+        """
         question = self.question
         if not self.margins.size:
             return True
-        if unseen_changes(question.margins, 1.0) * self.size(scales, candidate) > allowed_unseen(question):
+        if self.changes * size > self.allowed:
             return False
-        variances = self._variances(scales, candidate)
         if question.precision == "strict":
             shape = question.shape
-            tail = batch_confidence(question.decisions, candidate.ring // 2, shape.outputs, shape.units).deviations
+            tail = batch_confidence(question.decisions, candidate.chain.slots, shape.outputs, shape.units).deviations
             reach = inflate * (tail * np.sqrt(variances[0]) + _ROUNDING_DEVIATIONS * np.sqrt(variances[1:].sum(axis=0)))
             if question.points is None:
                 return float(np.sqrt((reach**2).mean())) < float(self.margins[0])
@@ -140,11 +171,16 @@ class _Aim:
         spread = every[self.close] if question.points is not None else float(np.sqrt((every**2).mean()))
         return expected_changes(self.margins, spread) <= allowed_changes(question.margins.size)
 
-    def _variances(self, scales: Scales, candidate: _Candidate) -> Array:
+    def variances(self, scales: Scales, candidate: _Candidate) -> Array:
         """Of noise, of rounded W and of rounded V at each point, (3, n)."""
-        at, noise = self.at, slot_noise(candidate.ring) ** 2
+        at, noise = self.at, _slot_variance(candidate.chain.ring)
         flood = self.question.sides * candidate.flood**2
         return np.stack([at.x * noise * 4.0**-scales.x + flood, at.w / 12 * 4.0**-scales.w, at.v / 12 * 4.0**-scales.v])
+
+
+@cache
+def _slot_variance(ring: int) -> float:
+    return slot_noise(ring) ** 2
 
 
 @dataclass(frozen=True)
@@ -171,15 +207,12 @@ class _Fixed:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A chain of equal primes with the limbs its matrices may take, its room in bits, and its reference cost."""
+    """A chain of equal primes with the limbs its matrices may take, and its room in bits."""
 
-    ring: int
-    bits: int
-    count: int
+    chain: Chain
     out: int
     w_most: float
     v_most: float
-    cost: float
     fixed: _Fixed | None = None
     flooding: Flooding | None = None
 
@@ -193,72 +226,76 @@ class _Candidate:
         """Whether flooding is small enough for a search: far below the largest logit."""
         return self.flood < 2.0**-10
 
-    def scales(self, at: Sensitivity, x_most: float) -> Scales | None:
-        """The integer scales of least mean error that fill the chain; that of x is 2^x_most or less."""
-        if self.fixed is not None:
-            return self.fixed.scales(self.out, x_most)
-        noise, rounding = slot_noise(self.ring) ** 2, (_ROUNDING_DEVIATIONS / _TAIL) ** 2 / 12
-        x, w = np.meshgrid(np.arange(4, 54), np.arange(2, 60), indexing="ij")
-        v = self.out - 2 * (x + w)
-        allowed = (x <= x_most) & (v >= 2) & (v <= self.v_most) & (w <= self.w_most)
-        if not allowed.any():
-            return None
-        variance = (
-            float(at.x.mean()) * noise * 4.0**-x
-            + float(at.w.mean()) * rounding * 4.0**-w
-            + float(at.v.mean()) * rounding * 4.0 ** -v.astype(np.float64)
-        )
-        best = int(np.argmin(np.where(allowed, variance, np.inf)))
-        return Scales(int(x.flat[best]), int(w.flat[best]), int(v.flat[best]))
 
-
-def _candidates(question: Question, circuit: Circuit, reach: float, private: bool) -> Iterator[_Candidate]:
-    """Every ring, prime size, prime count and limb count; `reach` is log2 of twice the largest logit."""
-    shape = question.shape
-    w_sums, v_sums = _row_sums(circuit.W), _row_sums(circuit.V)
-    fixed, hidden = _Fixed.of(circuit), _hidden(circuit)
+def _candidates(question: Question, circuit: Circuit, reach: float, private: bool) -> list[_Candidate]:
+    """Every chain and number of limbs, the cheapest first; `reach` is log2 of twice the largest logit."""
+    fixed, found, products = _Fixed.of(circuit), list[_Candidate](), list[tuple[int, int, int]]()
+    limbs: dict[int, dict[tuple[float, float], tuple[int, int, int]]] = {}
     for made in batch_chains(private=private):
-        if fixed is not None and made.primes[0].bit_length() > EXPANDED_PRIME_BITS:
+        bits = made.primes[0].bit_length()
+        if fixed is not None and bits > EXPANDED_PRIME_BITS:
             continue
-        ring, bits, count = made.ring, made.primes[0].bit_length(), len(made.primes)
-        skip = 0 if circuit.U is None else _limbs_for(shape.features, bits, bits - 1)
+        if bits not in limbs:
+            limbs[bits] = _limbs(circuit, fixed, bits)
         out = math.floor(math.log2(made.modulus) - reach)
         flooding = _least_flooding(question, circuit, made) if private else None
-        seen: set[tuple[float, float]] = set()
-        for w_limbs in (1, 2):
-            for v_limbs in (1, 2):
-                most = (_most(w_sums, shape.features, bits, w_limbs), _most(v_sums, shape.units, bits, v_limbs))
-                if most in seen or (fixed is not None and (fixed.w > most[0] or fixed.v > most[1])):
-                    continue
-                seen.add(most)
-                products = (w_limbs, v_limbs, skip)
-                bill = batch_forecast(
-                    shape, made, question.samples, products, REFERENCE, circuit.degree, hidden, private=private
-                )
-                yield _Candidate(ring, bits, count, out, *most, bill.seconds, fixed, flooding)
-                if fixed is not None:
-                    break  # more limbs only cost more
-            if fixed is not None and seen:
-                break
+        found += [_Candidate(made, out, *most, fixed, flooding) for most in limbs[bits]]
+        products += limbs[bits].values()
+    if not found:
+        return []
+    rings = np.array([each.chain.ring for each in found])
+    primes = np.array([len(each.chain.primes) for each in found])
+    first, second, skip = np.array(products).T
+    client, server = batch_seconds(
+        question.shape,
+        rings,
+        primes,
+        question.samples,
+        (first, second, skip),
+        REFERENCE,
+        circuit.degree,
+        _hidden(circuit),
+        private=private,
+    )
+    return [found[i] for i in np.argsort(client + server, kind="stable").tolist()]
 
 
-def batch_chains(*, private: bool = False) -> Iterator[Chain]:
+def _limbs(circuit: Circuit, fixed: _Fixed | None, bits: int) -> dict[tuple[float, float], tuple[int, int, int]]:
+    """The largest scales of W and V with the limbs of W, V and the skip that they take, for primes of `bits`.
+
+    Limbs that allow no larger scales are left out; so are all but the first for fixed scales: more only cost more.
+    """
+    skip = 0 if circuit.U is None else limbs_for(circuit.features, bits, bits - 1)
+    w_sum, v_sum = _row_sums(circuit.W), _row_sums(circuit.V)
+    found: dict[tuple[float, float], tuple[int, int, int]] = {}
+    for w_limbs in (1, 2):
+        for v_limbs in (1, 2):
+            most = (
+                largest_weight_scale(w_sum, circuit.features, bits, w_limbs),
+                largest_weight_scale(v_sum, circuit.units, bits, v_limbs),
+            )
+            if fixed is None:
+                found.setdefault(most, (w_limbs, v_limbs, skip))
+            elif fixed.w <= most[0] and fixed.v <= most[1]:
+                return {most: (w_limbs, v_limbs, skip)}
+    return found
+
+
+@cache
+def batch_chains(*, private: bool = False) -> tuple[Chain, ...]:
     """Every chain of layout batch: equal primes, as large and as many as the security table and SEAL allow.
 
     With private replies a public key exists modulo the special prime as well, which then counts.
     """
+    found: list[Chain] = []
     for ring in RINGS:
         for bits in range(18, LARGEST_PRIME_BITS + 1):
             for count in range(2, keyless_bits(ring) // bits + 1):
                 try:
-                    yield batch_chain(ring, bits, count, private=private)
+                    found.append(replace(chain(ring, (bits,) * count), keys=private))
                 except InputError:
                     break  # too few primes of this size, or too many bits
-
-
-def batch_chain(ring: int, bits: int, count: int, *, private: bool) -> Chain:
-    """The chain of `count` primes of `bits` bits."""
-    return replace(chain(ring, (bits,) * count), keys=private)
+    return tuple(found)
 
 
 def _least_flooding(question: Question, circuit: Circuit, made: Chain) -> Flooding:
@@ -286,36 +323,12 @@ def _row_sums(matrix: Array) -> float:
     return max(float(np.abs(matrix).sum(axis=1).max()), 1e-300)
 
 
-def _limbs_for(columns: int, bits: int, weight_bits: int) -> int:
-    """Limbs that weights of `weight_bits` need for primes of `bits`."""
-    for limbs in (1, 2, 3):
-        digit = -(-weight_bits // limbs)
-        largest = 2.0 ** (digit - 1 if limbs > 1 else digit)
-        if (columns * largest + 2.0**digit + 2) * residue_bound(2**bits - 1) <= EXACT:
-            return limbs
-    return 4
-
-
-def _most(row_sum: float, columns: int, bits: int, limbs: int) -> float:
-    """The largest log2 scale at which weights with this row sum stay within `limbs` limbs of primes of `bits`.
-
-    Weights beyond the prime are taken as residues, so small primes put no limit on the scale at all.
-    """
-    if _limbs_for(columns, bits, bits - 1) <= limbs:
-        return 61.0 - math.log2(row_sum)
-    room = math.log2(EXACT / residue_bound(2**bits - 1) - 4)
-    if limbs == 1:
-        return math.floor(room - math.log2(row_sum) - 0.01)
-    return math.floor(2 * room - math.log2(columns) - math.log2(row_sum) - 1)
-
-
 def _checked(question: Question, exact: Circuit, candidate: _Candidate, scales: Scales) -> tuple[Choice | None, float]:
     """The candidate as it would run: proof of exactness, bound and verdict from its integers. None if one fails.
 
     Where noise and rounding reach further than the guard left room for, the second weights give up a bit.
     """
-    private = candidate.flooding is not None
-    made = batch_chain(candidate.ring, candidate.bits, candidate.count, private=private)
+    private, made = candidate.flooding is not None, candidate.chain
     try:
         integers = quantise(exact, scales)
         proofs = prove(integers, made)
@@ -403,11 +416,6 @@ def batch_slot_bound(noise: BatchNoise) -> float:
 
 def prove(integers: IntegerCircuit, made: Chain) -> list[tuple[ExactMatrix, ExactMatrix, ExactMatrix | None]]:
     """W, V and the skip for each prime, with the proof that their products are exact; NotExactError if one is not."""
-    return [
-        (
-            exact_matrix(integers.W, q),
-            exact_matrix(integers.V, q),
-            None if integers.U is None else exact_matrix(integers.U, q),
-        )
-        for q in made.primes
-    ]
+    first, second = exact_matrices(integers.W, made.primes), exact_matrices(integers.V, made.primes)
+    skips = [None] * len(first) if integers.U is None else exact_matrices(integers.U, made.primes)
+    return list(zip(first, second, skips, strict=True))

@@ -11,7 +11,7 @@ worst case.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -179,7 +179,11 @@ class PackedNoise:
 
     def bound(self, X: Array, pair: Pair) -> Array:
         """What the difference of two logits moves at most at each point."""
-        return np.concatenate([self._bound(part) for part in self._parts(X, pair)] or [np.empty(0)])
+        return self.bound_of(self._parts(X, pair))
+
+    def bound_of(self, parts: Iterable[Part]) -> Array:
+        """The same from the parts of the points."""
+        return np.concatenate([self._bound(part) for part in parts] or [np.empty(0)])
 
     def cheap(self, X: Array) -> Array:
         """The same for each logit alone, by norms."""
@@ -195,7 +199,7 @@ class PackedNoise:
                 one = squares[:, k]
                 fresh, raw, levered = (norm * one for norm in norms)
                 own = [(one, one)]
-                part = _Part(fresh, raw, levered, gains.row * one, one, own, (V[None, k],), (T[None, k],), y, z)
+                part = Part(fresh, raw, levered, gains.row * one, one, own, (V[None, k],), (T[None, k],), y, z)
                 out[rows, k] = self._bound(part)
         return out
 
@@ -215,7 +219,11 @@ class PackedNoise:
         z = X - self.circuit.shift
         return z, z @ self.circuit.W.T + self.circuit.t
 
-    def _parts(self, X: Array, pair: Pair) -> Iterator[_Part]:
+    def parts(self, X: Array, pair: Pair) -> list[Part]:
+        """What the noise depends on at the points, whatever the scales."""
+        return list(self._parts(X, pair))
+
+    def _parts(self, X: Array, pair: Pair) -> Iterator[Part]:
         circuit = self.circuit
         for start in range(0, len(X), _ROWS):
             rows = slice(start, start + _ROWS)
@@ -225,7 +233,7 @@ class PackedNoise:
             classes = mine[:1] if circuit.outputs == 1 else mine
             yield self._part(slope, tuple(circuit.V[c] for c in classes), tuple(self.T[c] for c in classes), y, z)
 
-    def _part(self, slope: Array, V: Arrays, T: Arrays, y: Array, z: Array, *, absolute: bool = False) -> _Part:
+    def _part(self, slope: Array, V: Arrays, T: Arrays, y: Array, z: Array, *, absolute: bool = False) -> Part:
         """`absolute`: slopes and y are bounds of absolute values, so nothing may cancel."""
         gains = self.gains
         fresh, turned, levered = (
@@ -235,9 +243,9 @@ class PackedNoise:
         top = gains.row * np.minimum(gains.giant * (slope * slope).max(axis=1), square)
         own = [2 * v * y + w for v, w in zip(V, T, strict=True)]
         sums = [((each * each).sum(axis=1), (each * each).max(axis=1)) for each in own]
-        return _Part(fresh, turned, levered, top, square, sums, V, T, y, z)
+        return Part(fresh, turned, levered, top, square, sums, V, T, y, z)
 
-    def _forecast(self, part: _Part) -> Array:
+    def _forecast(self, part: Part) -> Array:
         ring, x = self.chain.ring, 4.0**-self.scales.x
         fresh = (BINOMIAL + DITHER) * ring / 2 * part.fresh
         turned = self._digits * (ring / 12 * part.raw + part.levered / 4)
@@ -245,7 +253,7 @@ class PackedNoise:
         out: Array = np.sqrt((fresh + turned + rounding) * x + self._encoded(part))
         return out
 
-    def _bound(self, part: _Part) -> Array:
+    def _bound(self, part: Part) -> Array:
         confidence, ring = self.confidence, self.chain.ring
         t, x = confidence.deviations, 4.0**-self.scales.x
         variance = self._input_proxy(part.fresh, part.raw, part.levered, part.top)
@@ -276,7 +284,7 @@ class PackedNoise:
         digits = sum((q / self.chain.switching_prime) ** 2 for q in self.chain.primes)
         return BINOMIAL * self.chain.ring / 2 * digits
 
-    def _encoded(self, part: _Part) -> Array:
+    def _encoded(self, part: Part) -> Array:
         """The variance proxy of the dithered encodings of W, V and T."""
         z, y = part.z, part.y
         first = self._met * (z * z).sum(axis=1) * part.square / float(self.chain.primes[-1]) ** 2
@@ -337,7 +345,7 @@ class PackedNoise:
         out: Array = np.sqrt(proxy * 4.0**-self.scales.x + plain) + self._before
         return out
 
-    def _drift(self, part: _Part) -> Array:
+    def _drift(self, part: Part) -> Array:
         """What float64 loses in encoding samples and weights: of every plaintext a share of its norm."""
         packing, circuit, y = self.packing, self.circuit, part.y
         copies = math.sqrt(packing.width / packing.span) * float(np.linalg.norm(self.reach))
@@ -355,7 +363,7 @@ class PackedNoise:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class Part:
     """What the noise of some points depends on: forms of the slopes, each (n,), and the points themselves.
 
     `square` is the squared norm of the slopes of the difference, `own` that of each logit with its largest entry.

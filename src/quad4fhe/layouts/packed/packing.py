@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,47 +52,47 @@ class Packing:
                 f"{self.samples} samples of {self.units} units and {self.outputs} outputs do not fit {self.slots} slots"
             )
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Slots of one sample."""
         return self.slots // self.samples
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Slots of one copy of the hidden layer."""
         return power_of_two(self.units)
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Copies of the hidden layer."""
         return self.width // self.block
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Features of one ciphertext, padded."""
         return min(self.block, power_of_two(self.features))
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """Ciphertexts of one request."""
         return -(-self.features // self.span)
 
-    @property
+    @cached_property
     def diagonals(self) -> int:
         """Rotations of the input that the first product combines."""
         return max(1, self.span // self.blocks)
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Rotations of y*y that the second product combines."""
         return power_of_two(-(-self.outputs // self.blocks))
 
-    @property
+    @cached_property
     def window(self) -> int:
         """Slots that are summed for one class."""
         return self.block // self.columns
 
-    @property
+    @cached_property
     def windows(self) -> int:
         """Classes there is room for."""
         return self.width // self.window if self.window else 0

@@ -17,11 +17,9 @@ from quad4fhe.layouts.packed.packing import Packing
 from quad4fhe.planning.bounds import largest_scale
 from quad4fhe.planning.chains import Chain, chain
 from quad4fhe.planning.costs import REFERENCE
-from quad4fhe.planning.fold import centred
 from quad4fhe.planning.integers import Scales
 from quad4fhe.planning.noise import box_points, deciding, decoding_error
 from quad4fhe.planning.target import GUARD, SMALLEST_BOUND, Choice, Question, verdict
-from quad4fhe.polynomial import PolynomialModel
 
 # Chains of layout packed: bits of the primes that carry the value, of the one that is rescaled away after the first
 # product, and of the special prime: key switching divides its noise by how much larger that is than the others.
@@ -41,7 +39,7 @@ def search_packed(question: Question) -> list[Choice]:
     Empty if the network does not fit, see `why_not_packed`. T y is one more plaintext product with y, so nothing has to
     be completed.
     """
-    if question.reference.a is not None or _constant(question.model):
+    if question.reference.a is not None or _constant(question):
         return []
     slot_bound = noiseless_bound(question)
     out: list[Choice] = []
@@ -63,11 +61,11 @@ def why_not_packed(question: Question) -> str:
     if question.model.degree > 2:
         degree = question.model.degree
         return f"layout packed takes models of degree 2, and this one has degree {degree}; take layout='batch'"
-    if _constant(question.model):
+    if _constant(question):
         return "this model answers the same for all inputs, which layout packed can't compute; take layout='batch'"
     if all(_cheapest(question, chain(*each)) is None for each in PACKED_CHAINS):
         return f"a model of {question.shape.units} units does not fit layout packed; take layout='batch'"
-    if not any(_visible(question, chain(*each), Scales(20, 0, 52)) for each in PACKED_CHAINS):
+    if not any(_visible(question, chain(*each), [Scales(20, 0, 52)]) for each in PACKED_CHAINS):
         return "the weights of this model are too small for layout packed; take layout='batch', or scale the features"
     return (
         f"inputs from this box make logits of up to {question.limits.logit:.3g}, more than the chains of layout packed "
@@ -75,10 +73,10 @@ def why_not_packed(question: Question) -> str:
     )
 
 
-def _constant(model: PolynomialModel) -> bool:
+def _constant(question: Question) -> bool:
     """SEAL refuses a product that is zero for everyone, so layout packed needs a weight in both layers."""
-    S, T, _ = centred(model)
-    return not model.W1.any() or not (S.integers.any() or T.integers.any())
+    S, T, _ = question.folding.head
+    return not question.model.W1.any() or not (S.integers.any() or T.integers.any())
 
 
 def packed_slot_bound(question: Question, made: Chain, packing: Packing, scales: Scales) -> float:
@@ -89,22 +87,22 @@ def packed_slot_bound(question: Question, made: Chain, packing: Packing, scales:
 
 def noiseless_bound(question: Question) -> float:
     """Every slot of a packed reply sums one window of products of any classes: at most the largest of each unit."""
-    _, T, c = (part.floats() for part in centred(question.model))
+    _, T, c = question.folding.doubles
     hidden = question.limits.hidden
     units = np.abs(question.reference.V).max(axis=0) * hidden**2 + np.abs(T).max(axis=0) * hidden
     return float(units.sum() + np.abs(c).max()) * (1 + 1e-9)
 
 
-def _visible(question: Question, made: Chain, scales: Scales) -> bool:
-    """Whether both layers surely have a weight that is not rounded to zero, which SEAL would refuse.
+def _visible(question: Question, made: Chain, tried: list[Scales]) -> list[Scales]:
+    """The scales at which both layers surely have a weight that is not rounded to zero, which SEAL would refuse.
 
     A plaintext with a slot of size s has coefficients that sum to s at least; rounded at random, all of them become
     zero with probability e^-s at most.
     """
-    _, T, _ = (part.floats() for part in centred(question.model))
+    _, T, _ = question.folding.doubles
     first = float(np.abs(question.model.W1).max()) * made.primes[-1]
-    second = max(float(np.abs(question.reference.V).max()), float(np.abs(T).max())) * 2.0**scales.v
-    return min(first, second) >= _SURE
+    second = max(float(np.abs(question.reference.V).max()), float(np.abs(T).max()))
+    return [scales for scales in tried if min(first, second * 2.0**scales.v) >= _SURE]
 
 
 def _cheapest(question: Question, made: Chain) -> Packing | None:
@@ -129,14 +127,15 @@ def _packed(question: Question, slot_bound: float, made: Chain, packing: Packing
     widest = math.log2(math.prod(made.primes[:-1])) - 2 - math.log2(max(sums, float(question.reach.max()), 1.0))
     widest = min(widest, largest_scale(question.reach))
     tried = [Scales(x, 0, min(52, room - 2 * x)) for x in range(20, 53) if room - 2 * x >= 20 and x <= widest]
-    tried = [scales for scales in tried if _visible(question, made, scales)]
+    tried = _visible(question, made, tried)
     if not tried:
         return None
     noises = noises_of(question, made, packing, tried)
     points = box_points(question.box) if question.points is None else question.points
     few = points[:: max(1, len(points) // _FEW)]
     pair = deciding(circuit.logits(few))
-    noise = min(noises, key=lambda each: float(each.bound(few, pair).mean()))
+    parts = noises[0].parts(few, pair)  # which no scale changes
+    noise = min(noises, key=lambda each: float(each.bound_of(parts).mean()))
     reached = (slot_bound + noise.slot()) * (1 + 1e-6)
     if math.prod(made.primes[:-1]) < 2 * max(reached, SMALLEST_BOUND) * 2.0**noise.scales.out:
         return None
@@ -164,6 +163,6 @@ def noises_of(question: Question, made: Chain, packing: Packing, tried: list[Sca
     positions = placement(model, packing, made)
     gains = Gains.of(model.W1, packing, positions, made.ring)
     confidence = packed_confidence(question.decisions, packing, made, shape.outputs, shape.units)
-    _, T, c = (part.floats() for part in centred(model))
+    _, T, c = question.folding.doubles
     reference, limits, reach = question.reference, question.limits, question.reach
     return [PackedNoise(reference, T, c, limits, reach, gains, packing, made, each, confidence) for each in tried]
