@@ -32,7 +32,7 @@ class Sliceable(Protocol):
 
 
 def _numeric(name: str, value: ArrayLike) -> NDArray[Any]:
-    if np.ma.is_masked(value):
+    if type(value) is not np.ndarray and np.ma.is_masked(value):  # numpy.ma is loaded only where it is needed
         raise InputError(f"{name} is a masked array with masked entries; fill or drop them first")
     try:
         array = np.asarray(value)

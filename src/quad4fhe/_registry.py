@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from quad4fhe.errors import InputError
@@ -72,5 +71,9 @@ class Registry(Generic[T]):
 
     def discover(self) -> None:
         """Add the entries of other packages, if this registry has an entry-point group."""
-        for found in entry_points(group=self._group) if self._group is not None else ():
+        if self._group is None:
+            return
+        from importlib.metadata import entry_points  # here: it loads the e-mail package
+
+        for found in entry_points(group=self._group):
             self._places.setdefault(found.name, found.value)

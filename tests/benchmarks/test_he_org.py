@@ -85,6 +85,30 @@ def test_the_stages_give_the_labels_of_the_polynomial_model(root: Path, number: 
     assert list((root / "io" / name / "public_keys").iterdir()) == [] or name == "single"
 
 
+def test_model_and_plans_are_checked_again_only_after_a_change(root: Path) -> None:
+    folder = root / "submission" / "model" / "784-128-10"
+    stored = folder / "server.npz"  # the build script has run the stage
+    with np.load(stored) as found:
+        before = found["checked"].tolist()
+    written = stored.stat().st_mtime_ns
+    assert call(root, "server_preprocess_model").returncode == 0
+    assert stored.stat().st_mtime_ns == written
+    plan_file = folder / "large.json"
+    text = plan_file.read_text()
+    made = json.loads(text)
+    made["domain"]["bound"] /= 2
+    plan_file.write_text(json.dumps(made))
+    done = call(root, "server_preprocess_model")
+    assert done.returncode == 1
+    assert "could overflow" in done.stderr
+    plan_file.write_text(text + "\n")
+    assert call(root, "server_preprocess_model").returncode == 0
+    with np.load(stored) as found:
+        assert [old == new for old, new in zip(before, found["checked"].tolist(), strict=True)] == [True] * 4 + [False]
+    plan_file.write_text(text)
+    assert call(root, "server_preprocess_model").returncode == 0
+
+
 def test_a_wrong_call_ends_in_one_line(root: Path) -> None:
     pixels = root / "datasets" / "medium" / "intermediate" / "test_pixels.txt"
     pixels.parent.mkdir(parents=True)

@@ -394,6 +394,20 @@ def test_a_server_refuses_a_plan_whose_bound_is_not_true(fit: StandInFit) -> Non
         Server(fit, Plan.from_dict(fields))
 
 
+@pytest.mark.parametrize("layout", ["batch", "packed"])
+def test_a_checked_plan_gives_the_same_server_and_still_names_its_model(fit: StandInFit, layout: str) -> None:
+    made, X = plan(fit, samples=4, layout=layout), random_samples(4, 5)
+    client, server = Client(made), Server(fit, made, checked=True)
+    server.register(client.key_id, client.evaluation_keys())
+    found = client.decrypt([server.evaluate(request) for request in client.encrypt(X)])
+    assert np.abs(found - wanted(fit, X)).max() <= made.error.bound
+    other = QuadraticModel(
+        *(2 * each for each in (fit.model.W1, fit.model.b1, fit.model.A[1], fit.model.A[0], fit.model.c))
+    )
+    with pytest.raises(InputError, match="this plan is for model"):
+        Server(stand_in(other, X), made, checked=True)
+
+
 @pytest.mark.parametrize(
     "change",
     [

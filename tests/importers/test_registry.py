@@ -55,7 +55,7 @@ def test_importers_of_other_packages_are_found_by_their_entry_point(monkeypatch:
         looked.append(group)
         return [EntryPoint("elsewhere", "quad4fhe.importers.arrays:IMPORTER", group)]
 
-    monkeypatch.setattr("quad4fhe._registry.entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     monkeypatch.setattr(IMPORTERS, "_places", dict(IMPORTERS._places))
     with pytest.raises(InputError, match="no such file"):
         load("model.npz")

@@ -167,7 +167,7 @@ def test_promises_are_kept_as_often_as_they_say() -> None:
     true = float(np.mean(relu == kept))
     by_class = [float(np.mean(kept[relu == c] == c)) for c in range(4)]
     broken, broken_by_class, draws = 0, 0, 2000
-    from quad4fhe.proof.holdout import guarantee
+    from quad4fhe.proof.promise import guarantee
 
     seen: dict[Any, Any] = {}
     for _ in range(draws):

@@ -19,7 +19,7 @@ from quad4fhe.he.predict import predict_encrypted
 from quad4fhe.planning.costs import REFERENCE
 from quad4fhe.planning.plan import Plan, deployed
 from quad4fhe.proof.guarantee import lost_share_bound
-from quad4fhe.proof.holdout import CLOSE
+from quad4fhe.proof.promise import CLOSE
 from quad4fhe.proof.reliable import best_power, curve, is_above, norms_of, relative, rounded, thresholds, walk
 from support.cases import PAIRS, PAIRS_X
 from support.forging import changed, opened, sealed

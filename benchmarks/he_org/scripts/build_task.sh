@@ -12,6 +12,7 @@ if [ -z "${PYTHON:-}" ]; then
 fi
 [ -f "$submission/model/$network/figures.json" ] ||
     "$PYTHON" "$submission/model.py" "$submission/model/$network" --network "$network" --data "$root"
+QUAD4FHE_NETWORK=$network "$PYTHON" "$submission/stages.py" server_preprocess_model
 mkdir -p "$submission/build"
 for stage in client_key_generation server_preprocess_model client_preprocess_input client_encode_encrypt_input \
     server_encrypted_compute client_decrypt_decode client_postprocess; do

@@ -20,7 +20,7 @@ import numpy as np
 from sizes import COUNTS, NETWORKS
 from training import logits, mnist, train
 
-from quad4fhe import MLP, Fit, fit, plan
+from quad4fhe import MLP, Client, Fit, fit, plan
 from quad4fhe.deep import DeepMLP
 
 EPOCHS = 15
@@ -57,6 +57,7 @@ def main() -> None:
     for name, count in COUNTS.items():
         made = plan(found, samples=count, layout="packed" if count <= FEW else "batch", X=shown, box=box)
         made.save(options.folder / f"{name}.json")
+        Client(made).encrypt(shown[:1])  # compiles the client's kernels, which stay in a cache
         print(f"{name}: layout {made.layout}, ring {made.chain.ring}, {made.precision}", flush=True)
     X_test = X_test[:, pixels]
     relu, kept = logits(layers, X_test).argmax(axis=1), found.predict(X_test.astype(np.float64))

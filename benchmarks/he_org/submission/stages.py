@@ -11,12 +11,12 @@ from importlib import import_module
 from sizes import Size
 
 STAGES = {
-    "client_key_generation": "encrypted",
-    "server_preprocess_model": "encrypted",
+    "client_key_generation": "client",
+    "server_preprocess_model": "server",
     "client_preprocess_input": "images",
-    "client_encode_encrypt_input": "encrypted",
-    "server_encrypted_compute": "encrypted",
-    "client_decrypt_decode": "encrypted",
+    "client_encode_encrypt_input": "client",
+    "server_encrypted_compute": "server",
+    "client_decrypt_decode": "client",
     "client_postprocess": "images",
 }
 """The module of every stage, in the harness's order; one that needs no ciphertexts does not load the library."""

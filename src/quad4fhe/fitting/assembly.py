@@ -21,7 +21,7 @@ from quad4fhe.io.rows import Rows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.exact import shard_decisions, target_labels
-from quad4fhe.proof.holdout import Guarantee
+from quad4fhe.proof.promise import Guarantee
 
 _DECIMALS, _BITS = 17, 52  # beyond these a float64 of order one does not change
 _Four = tuple[float, float, float, float]

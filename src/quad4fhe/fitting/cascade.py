@@ -33,7 +33,8 @@ from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.compression import find_support
 from quad4fhe.proof.exact import target_labels
 from quad4fhe.proof.guarantee import delta_of
-from quad4fhe.proof.holdout import Guarantee, Split, compressed, hold_out, refuse_seen, split_of, split_rows
+from quad4fhe.proof.holdout import hold_out, refuse_seen, split_of, split_rows
+from quad4fhe.proof.promise import Guarantee, Split, compressed
 from quad4fhe.proof.reliable import check_level
 from quad4fhe.raw import names_for, rows_for
 from quad4fhe.workers.pool import Workers

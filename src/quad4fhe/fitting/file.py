@@ -22,7 +22,7 @@ from quad4fhe.fitting.diagnostics import PACKAGES, Agreement
 from quad4fhe.fitting.families import FAMILIES
 from quad4fhe.fitting.notes import is_note
 from quad4fhe.proof.drift import edges_of
-from quad4fhe.proof.holdout import CLOSE, Guarantee, compressed, guarantee
+from quad4fhe.proof.promise import CLOSE, Guarantee, compressed, guarantee
 from quad4fhe.proof.reliable import STEPS, Reliable, thresholds, walk
 from quad4fhe.proof.verification import check_without_data
 

@@ -34,7 +34,8 @@ from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.certificate import Certificate
 from quad4fhe.proof.drift import Drift, Watch
 from quad4fhe.proof.exact import shard_decisions
-from quad4fhe.proof.holdout import Guarantee, calibration_part
+from quad4fhe.proof.holdout import calibration_part
+from quad4fhe.proof.promise import Guarantee
 from quad4fhe.proof.reliable import is_above
 from quad4fhe.regime import Regime
 

@@ -184,12 +184,23 @@ class Server:
 
     Every array is checked (type, shape, each residue below its prime) before use. Unless the layout makes them private,
     replies are not re-randomised: from enough of them a client can solve for the weights. Several servers can share
-    `keys`, a cache that limits the evaluation keys in memory; by default each server keeps all of its own.
+    `keys`, a cache that limits the evaluation keys in memory; by default each server keeps all of its own. Pass
+    `checked` only if a server was made of the same plan file before: then the check that no logit overflows, which
+    takes longer than the rest, is not repeated.
     """
 
-    def __init__(self, fit: Fitted, plan: Plan, kernel: KernelName = "auto", keys: KeyCache[Any] | None = None) -> None:
+    def __init__(
+        self,
+        fit: Fitted,
+        plan: Plan,
+        kernel: KernelName = "auto",
+        keys: KeyCache[Any] | None = None,
+        *,
+        checked: bool = False,
+    ) -> None:
         require_model(plan, fit.model)
-        _require_room(plan, fit.model)
+        if not checked:
+            _require_room(plan, fit.model)
         self.plan, self._layout = plan, layout_of(plan)
         self._keys: KeyCache[Any] = KeyCache() if keys is None else keys
         with few_threads():

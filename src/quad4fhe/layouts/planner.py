@@ -20,7 +20,7 @@ from quad4fhe.planning.fold import checked_box
 from quad4fhe.planning.plan import VERSION, Fitted, Plan, Precision, deployed, reference_of, reliable_above
 from quad4fhe.planning.target import Choice, Question
 from quad4fhe.polynomial import PolynomialModel
-from quad4fhe.proof.holdout import Guarantee
+from quad4fhe.proof.promise import Guarantee
 
 AUTO = "auto"
 

@@ -32,7 +32,7 @@ from quad4fhe.planning.noise import ErrorForecast
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.drift import Reference, State, Watch
 from quad4fhe.proof.guarantee import delta_of, lost_share_bound
-from quad4fhe.proof.holdout import CLOSE, Guarantee, kept_share
+from quad4fhe.proof.promise import CLOSE, Guarantee, kept_share
 from quad4fhe.proof.reliable import is_above
 
 Precision = Literal["strict", "fast"]

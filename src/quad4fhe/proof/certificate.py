@@ -24,7 +24,7 @@ from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.evidence import Evidence
 from quad4fhe.proof.exact import shard_decisions, target_labels
-from quad4fhe.proof.holdout import Guarantee
+from quad4fhe.proof.promise import Guarantee
 from quad4fhe.regime import Regime
 from quad4fhe.workers.pool import Workers
 

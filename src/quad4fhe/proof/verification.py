@@ -32,7 +32,8 @@ from quad4fhe.proof.certificate import (
 from quad4fhe.proof.compression import determines
 from quad4fhe.proof.evidence import check_evidence
 from quad4fhe.proof.families import is_rounded_layer, rule_of
-from quad4fhe.proof.holdout import Guarantee, compressed, hold_out, split_rows
+from quad4fhe.proof.holdout import hold_out, split_rows
+from quad4fhe.proof.promise import Guarantee, compressed
 from quad4fhe.raw import rows_for
 from quad4fhe.regime import Regime
 from quad4fhe.workers.pool import Workers

@@ -7,14 +7,16 @@ return the same words.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import IntArray
-from quad4fhe.layouts.lift.monomials import Placement
 from quad4fhe.planning.chains import Chain
+
+if TYPE_CHECKING:
+    from quad4fhe.layouts.lift.monomials import Placement
 
 Words = NDArray[np.uint64]
 MOST_BITS = 60  # of a switched reply

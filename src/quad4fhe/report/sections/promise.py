@@ -9,7 +9,7 @@ import numpy as np
 
 from quad4fhe._progress import Progress
 from quad4fhe.fitting.summary import percent
-from quad4fhe.proof.holdout import Guarantee
+from quad4fhe.proof.promise import Guarantee
 from quad4fhe.proof.reliable import Reliable, margin_word
 from quad4fhe.report.drawing import Palette, Picture, legend, number
 from quad4fhe.report.findings import Findings
