@@ -5,7 +5,8 @@
 Every peer runs in a virtual environment of its own, which this script makes in a cache folder outside the repository,
 and in a program of its own (`peer_programs/`), as a user of that tool would write it, in its best form that we found
 and in its tutorial's. Tools whose licence forbids commercial use (HElayers) run only when named. Each figure is the
-smallest of several runs; ratios are to our figures of the same run. Prints a table, and writes JSON with --out.
+smallest of several runs; ratios are to our figures of the same run. Prints a table, and writes JSON with --out, where
+the networks of an existing file that are not run again stay as they are, each with its own date, commit and load.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ PEERS = {
         ("one", "tutorial"),
         5,
     ),
-    "concrete": Peer("Concrete ML", "concrete_program.py", ("concrete-ml",), "BSD-3-Clause-Clear", ("one",), 1),
+    "concrete": Peer("Concrete ML", "concrete_program.py", ("concrete-ml",), "BSD-3-Clause-Clear", ("one", "few"), 1),
     "helayers": Peer(
         "HElayers", "helayers_program.py", ("pyhelayers",), "non-commercial", ("one", "tutorial", "many"), 7, True
     ),
@@ -139,16 +140,16 @@ def main() -> None:
     caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument("--cache", type=Path, default=caches / "quad4fhe-peers", help="environments and trained nets")
     parser.add_argument("--limit", type=int, default=600, help="seconds for one form of a peer on one network")
+    parser.add_argument("--forms", nargs="+", help="only these forms of the peers, by default all")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {
-        "machine": describe("seal-python", "numba"),
-        "date": datetime.now(UTC).date().isoformat(),
-        "threads": 1,
-        "networks": {},
-    }
     for name in options.networks:
+        found: dict[str, Any] = {
+            "machine": describe("seal-python", "numba"),
+            "date": datetime.now(UTC).date().isoformat(),
+            "load": os.getloadavg()[0],
+        }
         network = networks()[name](options.data, options.cache)
         task = network.write(options.cache / name)
         rows = measure(network) if "ours" in options.peers else []
@@ -159,11 +160,14 @@ def main() -> None:
             except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
                 rows.append({"peer": peer.name, "form": "all", "skipped": str(error)[:200]})
                 continue
-            rows += [run(python, peer, task, form, options.limit) for form in peer.forms]
+            forms = [form for form in peer.forms if options.forms is None or form in options.forms]
+            rows += [run(python, peer, task, form, options.limit) for form in forms]
         show(network, with_ratios(rows))
         kept = float(np.mean(network.fit.predict(network.X_test) == network.mlp.decide(network.X_test)))
-        document["networks"][name] = {"shape": network.shape, "kept": kept, "results": rows}
+        found |= {"shape": network.shape, "kept": kept, "results": rows}
         if options.out:
+            known = json.loads(options.out.read_text())["networks"] if options.out.exists() else {}
+            document = {"threads": 1, "networks": known | {name: found}}
             options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -2,6 +2,9 @@
 
 Form `one` is the folded network with three levels on the smallest ring that holds them; form `tutorial` has the ring
 and primes of Orion's own MLP example, which are over the 128-bit limit of N = 8192.
+
+Orion 1 sends nothing, and writes only its rotation keys. Bytes are those of one rotation key as it writes it, times the
+number of keys, with the relinearisation key, which is as long; and eight per residue of a ciphertext.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import orion
 import orion.nn as on
 import torch
 from measuring import Task, arguments, compared, cpu, lines_of, report
+from orion.core.orion import scheme
 
 RINGS = {
     "one": {"LogN": 13, "LogQ": [46, 36, 36, 36], "LogP": [46], "LogScale": 36, "H": 8192, "RingType": "Standard"},
@@ -66,6 +70,23 @@ def decrypt(reply: Any) -> Any:
     return reply.decrypt().decode()
 
 
+def key_bytes(log_ring: int) -> int:
+    """Bytes of the relinearisation key and of all rotation keys: those of the layers, and by powers of two."""
+    turns = {pow(5, 1 << k, 2 << log_ring) for k in range(log_ring - 1)}
+    needed = set(scheme.lt_evaluator.saved_rotation_keys) | turns
+    one, memory = scheme.backend.GenerateAndSerializeRotationKey(next(iter(needed)))
+    each = len(one)
+    scheme.backend.FreeCArray(memory)
+    return (len(needed) + 1) * each
+
+
+def sent_bytes(tensor: Any, ring: int) -> int:
+    """Bytes of the ciphertexts of a tensor."""
+    backend = scheme.backend
+    polynomials = [(backend.GetCiphertextDegree(i) + 1) * (backend.GetCiphertextLevel(i) + 1) for i in tensor.ids]
+    return 8 * ring * sum(polynomials)
+
+
 def main() -> None:
     """Measure one form."""
     task, form, repeats = arguments()
@@ -84,19 +105,19 @@ def main() -> None:
         form=form,
         version=version("orion-fhe"),
         keygen=keygen,
-        key_bytes=None,
+        key_bytes=key_bytes(ring["LogN"]),
         encrypt=best[0],
         server=best[1],
         decrypt=best[2],
         per_request=1,
-        upload_bytes=None,
-        download_bytes=None,
+        upload_bytes=sent_bytes(request, 2 ** ring["LogN"]),
+        download_bytes=sent_bytes(reply, 2 ** ring["LogN"]),
         ring=2 ** ring["LogN"],
         modulus_bits=sum(ring["LogQ"]) + sum(ring["LogP"]),
         security="within the 128-bit limit; not checked by Orion" if form == "one" else "above the 128-bit limit (218)",
         lines=lines_of(Net, prepare, encrypt, decrypt) + 3,
         repeats=repeats,
-        note="keygen includes compilation; one process, so nothing is sent",
+        note="keygen includes compilation; one process, so nothing is sent: bytes are counted",
         **compared(np.array(found), task.logits[:repeats]),
     )
 
