@@ -363,8 +363,12 @@ def test_replies_are_read_with_the_same_data_and_key_only(batch: Given, tmp_path
     replies = batch.folder.with_name("replies")
     with pytest.raises(InputError, match="other samples"):
         next(read_replies(batch.key, batch.X[1:], batch.folder, replies))
-    with pytest.raises(InputError, match="was encrypted with key"):
+    with pytest.raises(InputError, match=r"was encrypted with key .*no key file beside it has this id"):
         next(read_replies(keys.generate(batch.plan), batch.X, batch.folder, replies))
+    keys.save(batch.key, tmp_path / "right.key")
+    keys.save(keys.generate(batch.plan), tmp_path / "wrong.key")
+    with pytest.raises(InputError, match=r"was encrypted with key .*; that is --key \S*right\.key$"):
+        next(read_replies(keys.load(tmp_path / "wrong.key"), batch.X, batch.folder, replies))
     with pytest.raises(InputError, match=r"index is missing"):
         next(read_replies(batch.key, batch.X, tmp_path / "elsewhere", replies))
     with pytest.raises(InputError, match="is not a folder"):

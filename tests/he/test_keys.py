@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import os
 import pickle
+import re
 import resource
 import stat
 from pathlib import Path
@@ -171,7 +172,15 @@ def test_a_key_opens_for_the_plan_it_was_made_for_and_no_other(tmp_path: Path) -
     wider = dataclasses.replace(SMALL.domain, low=tuple(low - 1e-9 for low in SMALL.domain.low))
     other = dataclasses.replace(SMALL, domain=wider)
     assert other.chain == SMALL.chain
-    with pytest.raises(InputError, match="this key is for plan"):
+    with pytest.raises(
+        InputError, match=r"this key is for plan .*, not for plan .*: make a key for it: quad4fhe\.he\.keys"
+    ):
+        Client(other, key)
+    with pytest.raises(InputError, match=r"make a key for it: quad4fhe keygen 'the plan.key' --plan 'the plan.json'$"):
+        key.require_plan(other, Path("the plan.json"))
+    keys.save(keys.generate(other), tmp_path / "second.key", "secret")  # found without its passphrase
+    (tmp_path / "a.key").write_bytes(b"no key")
+    with pytest.raises(InputError, match=rf": use the key in {re.escape(str(tmp_path / 'second.key'))}$"):
         Client(other, key)
     Client(SMALL, key)
     fresh, _ = keys.rotate(tmp_path / "own.key")

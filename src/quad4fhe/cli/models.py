@@ -35,4 +35,6 @@ def models_command(
         return
     for entry in entries:
         shape = f"{count(entry.features, 'feature')}, {count(max(entry.outputs, 2), 'class', 'classes')}"
-        print_table(entry.name, [("id", entry.id), ("shape", shape), ("layouts", ", ".join(entry.layouts))])
+        lines = [("id", entry.id), ("shape", shape), ("layouts", ", ".join(entry.layouts))]
+        lines += [(f"plan, {layout}", entry.plans[layout]) for layout in entry.layouts if layout in entry.plans]
+        print_table(entry.name, lines)

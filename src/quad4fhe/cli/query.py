@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -153,14 +155,20 @@ def query_command(
         if replies is not None:
             read_folder(Path(url), read, replies, stored, out=out, json=json)
         else:
-            write_folder(Path(url), read, Plan.load(str(plan_file)), stored, box=choice, json=json)
+            wanted = Plan.load(str(plan_file))
+            stored.require_plan(wanted, plan_file)
+            write_folder(Path(url), read, wanted, stored, box=choice, json=json)
         return
     pinned = None if plan_file is None else Plan.load(plan_file)
+    if stored is not None and pinned is not None:
+        stored.require_plan(pinned, plan_file)
     agreed = pinned if stored is None else stored.plan
     # The server must not hear of samples that are unusable; only columns with names, and raw inputs whose feature part
     # the server has, may need its plan to be read.
     read = Reader(data, label_column, part)
     asked = read.early(agreed)
+    if asked is not None and stored is not None:
+        _check_columns(asked, data, stored, url)
     X = None if asked is None else choice.held(asked, None if agreed is None else agreed.names)
     pairs = None if known is None else Known.load(known)
     options: dict[str, Any] = {"model": model, "layout": layout, "token_file": token_file, "ca": ca}
@@ -175,7 +183,10 @@ def query_command(
             X = choice.held(asked, plan.names)
         elif remote.feature_part is not None:  # numbers in rows, which may be raw inputs as well
             X = asked = remote.feature_part(X)
-        found = remote.predict(X, clip=clip, known=pairs, canaries=canaries, concurrency=concurrency, progress=progress)
+        with _access_named(given_options({"--token-file": token_file, "--ca": ca})):
+            found = remote.predict(
+                X, clip=clip, known=pairs, canaries=canaries, concurrency=concurrency, progress=progress
+            )
     found = replace(found, clipped=moved(asked, np.clip(X, *plan.domain.box)))
     if key is not None and stored is not None and remote.drift is not None:
         keys.remember_watch(key, stored, remote.drift)
@@ -193,12 +204,43 @@ def query_command(
     print_table("answers", _lines(found, plan))
     warn_of_drift(found.drift)
     if not trusted:
-        given = {"--layout": plan.layout, "--token-file": token_file, "--ca": ca, "--model": model}
-        words = "".join(f" {name} {value}" for name, value in given.items() if value is not None)
+        words = given_options({"--layout": plan.layout, "--token-file": token_file, "--ca": ca, "--model": model})
         say(f"To accept only this plan from now on: quad4fhe keygen own.key --server {url}{words}")
         say("then add --key own.key to this query.")
     if out is not None:
         say(f"Decisions and logits are in {out}.")
+
+
+def given_options(options: Mapping[str, object]) -> str:
+    """Options with a value, as they are typed."""
+    return "".join(f" {name} {quote(str(value))}" for name, value in options.items() if value is not None)
+
+
+@contextlib.contextmanager
+def _access_named(access: str) -> Iterator[None]:
+    """Append the options of this query to a command in an error message, so that it can be pasted."""
+    from quad4fhe.serve.http import ServiceError, UnknownPlanError
+
+    try:
+        yield
+    except UnknownPlanError as error:
+        raise ServiceError(f"{error}{access if error.command else ''}") from None
+
+
+def _check_columns(X: Array, data: Path, key: StoredKey, url: str) -> None:
+    """Raise InputError if the samples are not for the key's model, and name a key that fits."""
+    from quad4fhe.he.keys import free_name, key_beside
+
+    wanted = key.plan.shape.features
+    if X.shape[1] == wanted:
+        return
+    other = key_beside(key.file, lambda one: one.plan.shape.features == X.shape[1])
+    fix = f"make one: quad4fhe keygen {free_name('own')} --server {quote(url)}"
+    fix = fix if other is None else f"{other} is for a model with {X.shape[1]}"
+    raise InputError(
+        f"{data} has {X.shape[1]} columns, but the key {key.file} is for model {key.plan.model_id[:12]}, which takes "
+        f"{wanted} features; give samples of that model, or another key: {fix}"
+    )
 
 
 def _prepared(key: Path, stored: StoredKey) -> PreparedFolder:

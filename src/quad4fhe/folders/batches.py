@@ -22,7 +22,7 @@ from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError
 from quad4fhe.folders.journal import Journal
 from quad4fhe.he import container
-from quad4fhe.he.keys import StoredKey
+from quad4fhe.he.keys import StoredKey, key_beside
 from quad4fhe.he.session import Client, ReplyError
 from quad4fhe.io.files import locked, open_regular, parsing, remove_parts, shown, writing
 from quad4fhe.layouts import layout_of
@@ -161,9 +161,9 @@ def read_replies(
     if head["data"] != samples_sha256("X", checked):
         raise InputError(f"{folder} was made from other samples than these; give the same data again")
     if head["key"] != key.key_id.hex():
-        raise InputError(
-            f"{folder} was encrypted with key {head['key']}, this is {key.key_id.hex()}; give the same key"
-        )
+        other = key_beside(key.file, lambda one: one.key_id.hex() == head["key"])
+        fix = f"no key file beside {key.file or 'it'} has this id" if other is None else f"that is --key {other}"
+        raise InputError(f"{folder} was encrypted with key {head['key']}, this is {key.key_id.hex()}; {fix}")
     client = Client(plan, key)
     with Journal(where, head) as index:
         lines = {line["file"]: line for line in index.lines}

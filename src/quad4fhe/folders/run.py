@@ -25,7 +25,7 @@ from quad4fhe.he import container
 from quad4fhe.he.container import Kind
 from quad4fhe.io.files import file_sha256, locked, open_regular, own_folder, remove_parts, shown, writing
 from quad4fhe.layouts import layout_of
-from quad4fhe.planning.plan import Fitted, Plan, require_model
+from quad4fhe.planning.plan import Fitted, Plan
 from quad4fhe.workers.pool import Done, Workers
 from quad4fhe.workers.registry import choose
 
@@ -119,7 +119,7 @@ def score(
     started = time.monotonic()
     names = _requests(requests)
     plan = plan_of(requests) if plan is None else plan
-    require_model(plan, fit.model)
+    _require_fit(fit, plan, requests)
     chosen = choose(pool, workers)
     how = payload if payload != "auto" else "files" if chosen.on_this_machine else "bytes"
     head = {"quad4fhe": "replies", "version": _VERSION, "model": plan.model_id, "plan": plan.sha256.hex()}
@@ -153,6 +153,16 @@ def score(
         bytes_in=run.bytes_in,
         bytes_out=run.bytes_out,
     )
+
+
+def _require_fit(fit: Fitted, plan: Plan, requests: Path) -> None:
+    """Raise InputError unless the requests are for the model of this fit."""
+    found = fit.model.sha256
+    if found != plan.model_id:
+        raise InputError(
+            f"the requests in {requests} are for model {plan.model_id[:12]}, but the fit holds {found[:12]}: give the "
+            "fit of that model, or plan for this one and encrypt again"
+        )
 
 
 @dataclass(eq=False)
@@ -209,7 +219,7 @@ class _Run:
                     if kind is not Kind.request:
                         raise InputError(f"the container holds {kind.name}, wanted request")
                     if not identity.belongs_to(self.plan):
-                        raise InputError("the container was made for another plan or model; encrypt again")
+                        raise InputError(f"it was {identity.mismatch(self.plan)}; encrypt again with the wanted plan")
                     # One byte more than there should be, so that the worker notices a file that is too long.
                     data = first + file.read(size + 1 - len(first)) if self.send else None
                 digest = claimed_digest(path) if data is None else data[-DIGEST:].hex()

@@ -54,6 +54,12 @@ class Identity:
         """Whether the message is for this plan and its model."""
         return (self.plan, self.model) == (plan.sha256, plan.model_id)
 
+    def mismatch(self, plan: Plan) -> str:
+        """What the message was made for, and what is wanted instead, in words."""
+        wanted = f"plan {plan.sha256.hex()[:12]} of model {plan.model_id[:12]} (layout {plan.layout})"
+        came = f"plan {self.plan.hex()[:12]} of model {self.model[:12]}"
+        return f"made for another plan or model: {came}, wanted {wanted}"
+
 
 @dataclass(frozen=True, eq=False)
 class Request:
@@ -213,7 +219,7 @@ def _open(plan: Plan, kind: Kind, stream: Readable) -> tuple[Identity, Any]:
     if found is not kind:
         raise InputError(f"the container holds {found.name}, wanted {kind.name}")
     if not identity.belongs_to(plan):
-        raise InputError("the container was made for another plan or model; fetch the plan and encrypt again")
+        raise InputError(f"the container was {identity.mismatch(plan)}; encrypt again with the wanted plan")
     _, width, (*_, a, b, c, d, payload) = _fields(data)
     if ((a, b, c, d), payload, width) != (wanted.shape, wanted.payload, wanted.width):
         raise InputError(

@@ -14,11 +14,12 @@ import hashlib
 import os
 import secrets
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO, Literal, NoReturn
 
 import msgspec
@@ -36,6 +37,7 @@ MAGIC = b"Q4KEY\r\n\x1a"
 _FIRST = struct.Struct("<8sHI")
 _SALT, _NONCE, _TAG, _DIGEST = 16, 12, 16, 32
 _LARGEST = 2**26  # bytes; the largest chain of the security table takes 6 MB, a plan with many features a few more
+_MOST = 256  # key files that are looked at, to find one that fits
 # N, r and p of RFC 7914: 128 MiB and less than a second. The version fixes them, so a file can't lower them.
 _SCRYPT = {"n": 2**17, "r": 8, "p": 1}
 
@@ -51,12 +53,16 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False)
 class StoredKey:
-    """A secret key that can be stored: SEAL's bytes, its plan, and the public salt and time of creation."""
+    """A secret key that can be stored: SEAL's bytes, its plan, and the public salt and time of creation.
+
+    `file` is the file that it was read from.
+    """
 
     plan: Plan
     salt: bytes
     created: str
     secret: bytes = field(repr=False)
+    file: Path | None = None
 
     @property
     def chain(self) -> Chain:
@@ -68,13 +74,22 @@ class StoredKey:
         """The key's id: a hash of the plan's hash and a random public salt. It reveals nothing about the key."""
         return hashlib.sha256(b"quad4fhe-key-2" + self.plan.sha256 + self.salt).digest()[:16]
 
-    def require_plan(self, plan: Plan) -> None:
-        """Raise InputError unless the key was made for this plan."""
-        if plan.sha256 != self.plan.sha256:
-            raise InputError(
-                f"this key is for plan {self.plan.sha256.hex()[:12]}, not for plan {plan.sha256.hex()[:12]}: "
-                "use the plan of the key, or make a key for the other plan (keygen)"
-            )
+    def require_plan(self, plan: Plan, plan_file: Path | None = None) -> None:
+        """Raise InputError unless the key was made for this plan; the message names a key that fits.
+
+        `plan_file` is the file of the plan, for the command that makes a key.
+        """
+        if plan.sha256 == self.plan.sha256:
+            return
+        other = key_beside(self.file, lambda one: one.plan.sha256 == plan.sha256)
+        if other is not None:
+            fix = f"use the key in {quote(str(other))}"
+        elif plan_file is not None:
+            name = free_name(plan_file.stem)
+            fix = f"make a key for it: quad4fhe keygen {name} --plan {quote(str(plan_file))}"
+        else:
+            fix = "make a key for it: quad4fhe.he.keys.generate(plan)"
+        raise InputError(f"this key is for {plan_words(self.plan)}, not for {plan_words(plan)}: {fix}")
 
     def open(self, plan: Plan) -> SecretKey:
         """Return the key, ready for use; raises InputError if it was made for another plan."""
@@ -113,7 +128,34 @@ def load(path: str | Path, passphrase: str | None = None) -> StoredKey:
         secret = _unlock(target, first, body, passphrase)
     else:
         secret = body
-    return StoredKey(head.plan, bytes.fromhex(head.salt), head.created, secret)
+    return StoredKey(head.plan, bytes.fromhex(head.salt), head.created, secret, target)
+
+
+def public_part(path: str | Path) -> StoredKey:
+    """Read a key file without its secret: what the key is for."""
+    head, _, _ = _read(Path(path))
+    return StoredKey(head.plan, bytes.fromhex(head.salt), head.created, b"", Path(path))
+
+
+def plan_words(plan: Plan) -> str:
+    """What a key or a request is for: the plan's hash, its layout and its model."""
+    return f"plan {plan.sha256.hex()[:12]} (layout {plan.layout} of model {plan.model_id[:12]})"
+
+
+def key_beside(file: Path | None, fits: Callable[[StoredKey], bool]) -> Path | None:
+    """Return a key file in the folder of `file`, by default the current one, that fits; no passphrase is needed."""
+    with suppress(OSError):
+        for path in sorted((Path() if file is None else file.parent).glob("*.key"))[:_MOST]:
+            with suppress(InputError):
+                if fits(public_part(path)):
+                    return path
+    return None
+
+
+def free_name(stem: str) -> str:
+    """A name for a new key file that no file has yet, ready for a shell."""
+    names = (f"{stem}{suffix}.key" for suffix in ("", *(f"-{n}" for n in range(2, _MOST))))
+    return quote(next((name for name in names if not Path(name).exists()), "NEW.key"))
 
 
 def rotate(path: str | Path, passphrase: str | None = None) -> tuple[StoredKey, Path]:

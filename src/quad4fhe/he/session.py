@@ -246,7 +246,9 @@ class Server:
         """Evaluate one request and return the reply."""
         identity = request.identity
         if not identity.belongs_to(self.plan):
-            raise InputError("the request was made for another plan or model; plan and encrypt again")
+            raise InputError(
+                f"the request was {identity.mismatch(self.plan)}; plan again, or encrypt with the wanted plan"
+            )
         if not self.knows(identity.key):
             raise InputError("no evaluation keys of this client: call server.register(client.key_id, keys) first")
         chunks = form(self.plan, Kind.request).checked("the request", request.chunks)

@@ -38,7 +38,7 @@ from quad4fhe.serve.page import FromDisk, check_features
 from quad4fhe.serve.page import routes as page_routes
 from quad4fhe.serve.pool import DeadlineError, ServerPool
 from quad4fhe.serve.quota import Quota
-from quad4fhe.serve.receive import OCTETS, announced
+from quad4fhe.serve.receive import OCTETS, UNKNOWN_PLAN, announced
 from quad4fhe.serve.spool import Spool, taken
 from quad4fhe.serve.worker import ModelFiles, Setup, Task
 from quad4fhe.workers.base import WorkerLostError
@@ -234,7 +234,8 @@ class Service:
         if len(key_id) != 16 or request.path_params["key_id"] != key_id.hex():
             raise HTTPException(404, "a key's name is 32 lower-case hexadecimal digits")
         if not plans:
-            raise HTTPException(404, "this model is served in no layout that needs keys; send requests without")
+            why = "this model is served in no layout that needs keys; send requests without"
+            raise HTTPException(404, why, UNKNOWN_PLAN)
         if request.method != "PUT":
             if all(self.keys.get(plan.sha256, key_id) is None for plan in plans):
                 raise HTTPException(404, "no evaluation keys of this name: PUT them", KEYLESS)
@@ -265,7 +266,7 @@ class Service:
     def _hosted(self, request: Request) -> HostedModel:
         found = self.models.get(request.path_params["model_id"])
         if found is None:
-            raise HTTPException(404, "no model of this id; GET /models lists them")
+            raise HTTPException(404, "no model of this id; GET /models lists them", UNKNOWN_PLAN)
         return found
 
     @contextlib.asynccontextmanager

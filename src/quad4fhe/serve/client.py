@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from shlex import quote
 from typing import IO, Any
 
 import msgspec
@@ -29,7 +30,7 @@ from quad4fhe.feature_part import LARGEST, FeaturePart
 from quad4fhe.he import container
 from quad4fhe.he.canaries import Known, Mixture
 from quad4fhe.he.container import Kind
-from quad4fhe.he.keys import StoredKey
+from quad4fhe.he.keys import StoredKey, free_name
 from quad4fhe.he.prepared import Prepared
 from quad4fhe.he.session import Client, ReplyError
 from quad4fhe.io.files import one_line
@@ -39,7 +40,8 @@ from quad4fhe.planning.box import check_inside, moved
 from quad4fhe.planning.plan import Plan
 from quad4fhe.proof.drift import Drift
 from quad4fhe.serve.directory import find, is_id, read_list
-from quad4fhe.serve.http import HttpClient, KeylessError, ServiceError, TakenError
+from quad4fhe.serve.http import HttpClient, KeylessError, ServiceError, TakenError, UnknownPlanError
+from quad4fhe.serve.unfit import unknown_plan
 
 __all__ = ["Answers", "Remote", "ServiceError"]
 
@@ -119,7 +121,8 @@ class Remote:
         prepared: Prepared | None = None,
     ) -> None:
         self._prepared = prepared
-        pinned = _pinned(plan, key, model, layout)
+        self._url = url
+        pinned = _pinned(url, plan, key, model, layout)
         self.pinned = pinned is not None
         self._key = key
         self._http = HttpClient(url, token, verify, patience)
@@ -189,7 +192,10 @@ class Remote:
             total = -(-len(inside) // plan.per_request) if mixture is None else mixture.requests
             blocks = _blocks(inside, plan.per_request) if mixture is None else mixture.blocks()
             exchange = _Exchange(client, self._evaluate, partial(self._give_keys, client), kept)
-            exchange.run(blocks, concurrency, lambda done: progress("encrypted inference", done, total))
+            try:
+                exchange.run(blocks, concurrency, lambda done: progress("encrypted inference", done, total))
+            except UnknownPlanError:
+                raise unknown_plan(self._http, self._url, plan, self._key) from None
             # From here on, the server can see neither results nor timing.
             self._http.reconnect()
             if not (self.pinned or clip):
@@ -281,18 +287,19 @@ class Remote:
         return size
 
 
-def _pinned(plan: Plan | None, key: StoredKey | None, model: str | None, layout: str | None) -> Plan | None:
+def _pinned(url: str, plan: Plan | None, key: StoredKey | None, model: str | None, layout: str | None) -> Plan | None:
     """Return the pinned plan, if any; raises InputError if the other arguments contradict it."""
     if key is not None:
         if plan is not None:
             key.require_plan(plan)
         plan = key.plan
     if plan is not None:
-        short = plan.model_id[: 64 if model is None else len(model)]
-        for name, wanted, found in (("model", model, short), ("layout", layout, plan.layout)):
-            if wanted not in (None, found):
+        for name, wanted, found in (("model", model, plan.model_id), ("layout", layout, plan.layout)):
+            if wanted is not None and not (found == wanted or (name == "model" and found.startswith(wanted))):
+                place = "" if key is None else f" of {key.file or 'this key'}"
                 raise InputError(
-                    f"the pinned plan has {name} {found}, not {wanted}; leave --{name} out, or pin another"
+                    f"the pinned plan{place} has {name} {found[:12]}, not {wanted[:80]!r}; leave --{name} out, or make "
+                    f"a key for it: quad4fhe keygen {free_name('own')} --server {quote(url)} --{name} {quote(wanted)}"
                 )
     return plan
 

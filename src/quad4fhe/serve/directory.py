@@ -21,13 +21,14 @@ _SHORTEST = 4  # digits of a short id
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A model in the list of a server."""
+    """A model in the list of a server. `plans` has the hash of each layout's plan; older servers do not send it."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     name: Annotated[str, msgspec.Meta(pattern=rf"^{_NAME}\Z")]
     features: Annotated[int, msgspec.Meta(ge=1)]
     outputs: Annotated[int, msgspec.Meta(ge=1)]
     layouts: list[Annotated[str, msgspec.Meta(pattern=rf"^{_NAME}\Z")]]
+    plans: dict[str, Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]] = {}
 
 
 class _List(msgspec.Struct, frozen=True):

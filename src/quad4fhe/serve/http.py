@@ -55,6 +55,14 @@ class TakenError(ServiceError):
     """The server has keys of this name already."""
 
 
+class UnknownPlanError(ServiceError):
+    """The server has no plan like the one a request was made for; `command` would make a key that fits."""
+
+    def __init__(self, message: str, command: str = "") -> None:
+        super().__init__(message + command)
+        self.command = command
+
+
 class _LaterError(ServiceError):
     def __init__(self, message: str, after: float) -> None:
         super().__init__(message)
@@ -147,6 +155,8 @@ class HttpClient:
             raise ServiceError(f"the server {problem} --token-file FILE")
         if status == 404 and "quad4fhe-keys" in response.headers:
             raise KeylessError(said)
+        if response.headers.get("quad4fhe-plan") == "unknown":
+            raise UnknownPlanError(said)
         if status == 409:
             raise TakenError(said)
         raise ServiceError(f"the server refused {method} {path.partition('?')[0]} ({status}): {said}")

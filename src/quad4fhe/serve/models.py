@@ -61,6 +61,7 @@ class HostedModel:
             "features": shape.features,
             "outputs": shape.outputs,
             "layouts": [plan.layout for plan in self.plans],
+            "plans": {plan.layout: plan.sha256.hex() for plan in self.plans},
         }
 
 

@@ -21,8 +21,13 @@ _MODEL = {
         "features": {"type": "integer", "minimum": 1},
         "outputs": {"type": "integer", "minimum": 1},
         "layouts": {"type": "array", "items": {"enum": list(LAYOUTS.names())}, "minItems": 1},
+        "plans": {
+            "type": "object",
+            "description": "The SHA-256 of each layout's plan.",
+            "additionalProperties": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+        },
     },
-    "required": ["id", "name", "features", "outputs", "layouts"],
+    "required": ["id", "name", "features", "outputs", "layouts", "plans"],
 }
 _WORDS = {
     "400": "Not a container of this plan; the message says why.",

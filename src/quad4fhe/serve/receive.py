@@ -23,6 +23,7 @@ from quad4fhe.serve.models import HostedModel
 from quad4fhe.serve.spool import Incoming
 
 OCTETS = "application/octet-stream"
+UNKNOWN_PLAN = {"Quad4FHE-Plan": "unknown"}  # tells a client that its key is for a plan that is not served here
 FIRST_SECONDS = 10.0  # from the headers to the container's first bytes
 GRACE_SECONDS = 5.0  # before the rate of an upload counts
 LEAST_RATE = 2**15  # bytes per second, after that
@@ -94,7 +95,7 @@ def _length(request: Request, largest: int) -> int:
     if "transfer-encoding" in headers or not (length.isascii() and length.isdecimal()):
         raise HTTPException(411, "the body needs a Content-Length: every container's length is known beforehand")
     if int(length[:20]) > largest:
-        raise HTTPException(413, f"the body is longer than {largest} bytes, the most this model takes")
+        raise HTTPException(413, f"the body is longer than {largest} bytes, the most this model takes", UNKNOWN_PLAN)
     return int(length[:20])
 
 
@@ -105,7 +106,8 @@ def _claimed(head: bytes, hosted: HostedModel, kind: Kind) -> tuple[Plan, contai
         raise HTTPException(400, str(error)) from None
     plan = hosted.by_hash(identity.plan)
     if plan is None or identity.model != hosted.model_id:
-        raise HTTPException(400, "the container was made for another plan or model; fetch the plan and encrypt again")
+        why = "the container was made for another plan or model; fetch the plan and encrypt again"
+        raise HTTPException(400, why, UNKNOWN_PLAN)
     if found is not kind or (kind is Kind.keys and not layout_of(plan).has_keys(plan)):
         raise HTTPException(400, f"the container holds {found.name}, wanted {kind.name}")
     return plan, identity
