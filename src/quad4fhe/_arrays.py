@@ -78,10 +78,16 @@ def samples(name: str, value: ArrayLike, columns: int) -> NDArray[Any]:
             f"{name} has shape {array.shape}, wanted (samples, {columns}); for one sample use X.reshape(1, -1)"
         )
     if array.shape[1] != columns:
-        raise InputError(
-            f"{name} has {array.shape[1]} columns, but the model takes {columns} features; check which belongs to which"
-        )
+        raise InputError(wrong_width(name, array.shape[1], columns))
     return array
+
+
+def wrong_width(name: str, found: int, columns: int) -> str:
+    """The error text for samples with another number of columns than the model's features."""
+    fix = "give the columns that the model was trained on, in that order"
+    if found == columns + 1:
+        fix = "if one of them holds the labels, leave it out, or name it with --label-column"
+    return f"{name} has {found} columns, but the model takes {columns} features; {fix}"
 
 
 def row_chunks(

@@ -134,7 +134,7 @@ CASES: dict[str, Export] = {
     # files that are no models
     "noise": Export(bytes_of("model.onnx", b"\x00noise" * 20), refused=("ONNX", "export it again")),
     "an empty file": Export(bytes_of("model.onnx", b""), refused=("empty",)),
-    "a pickle": Export(bytes_of("model.pkl", b"x"), refused=("never read", "joblib.load('model.pkl')")),
+    "a pickle": Export(bytes_of("model.pkl", b"x"), refused=("never read", "model.pkl')).save(")),
     "a joblib file": Export(bytes_of("model.joblib", b"x"), refused=("never read", "MLP.from_sklearn")),
     "a Keras file": Export(bytes_of("model.h5", b"x"), refused=("'.h5'", ".onnx")),
 }

@@ -96,7 +96,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], list[str]]] = {
     "an npy inside": ("m.npz", single, ["single array"]),
     "objects": ("m.npz", objects, ["'b1'", "object arrays"]),
     "unknown suffix": ("m.h5", write(b"x"), ["'.h5'", ".onnx", ".safetensors", "export the model"]),
-    "pickle": ("m.pkl", write(b"x"), ["is never read", "joblib.load('m.pkl')", ".save("]),
+    "pickle": ("m.pkl", write(b"x"), ["is never read", 'it: python -c "', "m.pkl')).save(", "m.safetensors')\""]),
     "no suffix": ("model", write(b"x"), ["no suffix", "wanted .npz"]),
     "no W2": ("m.npz", lambda path: np.savez(path, **without("W2", "b2")), ["'W1', 'b1'", "no W2, b2"]),
     "only data": ("m.npz", lambda path: np.savez(path, X=np.ones(3)), ["'X'", "wanted the arrays W1, b1, W2, b2"]),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quad4fhe.cli.app import app
-from quad4fhe.cli.options import CalibFile, JsonFlag, LabelOption, ModelFile, model_columns
+from quad4fhe.cli.options import CalibFile, JsonFlag, LabelOption, ModelFile, load_model, model_columns
 from quad4fhe.cli.terminal import at_work, count, print_json, say
 from quad4fhe.errors import InputError
 
@@ -38,7 +38,7 @@ def bench_command(
     """
     import numpy as np
 
-    from quad4fhe import MLP, fit
+    from quad4fhe import fit
     from quad4fhe._arrays import samples as checked_samples
     from quad4fhe.he import bench
     from quad4fhe.raw import samples_for
@@ -46,7 +46,7 @@ def bench_command(
     if not (sweep or minimum):
         raise InputError("--no-sweep and --no-minimum together leave nothing to run; drop one of them")
     with at_work() as progress:
-        mlp = MLP.load(model)
+        mlp = load_model("bench", model, calib, test)
         named = model_columns(mlp, calib, label_column)
         X_cal, _ = samples_for(mlp, calib, "calibration", named)
         X_test, y_test = samples_for(mlp, test, "test", named)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quad4fhe.cli.app import app
-from quad4fhe.cli.options import DEGREES, CalibFile, JsonFlag, LabelOption, ModelFile, choice, model_columns
+from quad4fhe.cli.options import DEGREES, CalibFile, JsonFlag, LabelOption, ModelFile, choice, load_model, model_columns
 from quad4fhe.cli.terminal import at_work, console, print_json
 from quad4fhe.io.files import check_place, write_atomically
 
@@ -35,7 +35,7 @@ def compare_command(
 
     Example: quad4fhe compare model.onnx calib.npz --test test.npz --csv table.csv
     """
-    from quad4fhe import MLP, compare
+    from quad4fhe import compare
     from quad4fhe.baselines import comparison_table
     from quad4fhe.names import class_ids
     from quad4fhe.raw import samples_for
@@ -43,7 +43,7 @@ def compare_command(
     if csv is not None:
         check_place(csv)
     with at_work() as progress:
-        mlp = MLP.load(model)
+        mlp = load_model("compare", model, calib, test)
         named = model_columns(mlp, calib, label_column)
         X_cal, _ = samples_for(mlp, calib, "calibration", named)
         X_test, y_test = samples_for(mlp, test, "test", named)

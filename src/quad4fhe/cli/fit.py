@@ -22,6 +22,7 @@ from quad4fhe.cli.options import (
     SplitOption,
     WorkersOption,
     choice,
+    load_model,
 )
 from quad4fhe.cli.terminal import at_work, print_json, print_table, say
 from quad4fhe.errors import InputError
@@ -119,7 +120,7 @@ def fit_command(
 
     Exit 1: the target is not reached, or the regime has no solution; nothing is written
     """
-    from quad4fhe import MLP, fit
+    from quad4fhe import fit
     from quad4fhe.fitting.result import check_fit_path
 
     if features_only is None:
@@ -132,7 +133,7 @@ def fit_command(
         "pool": pool,
     }
     with at_work() as progress:
-        mlp = MLP.load(model, activation=activation, binary=binary, split=split)
+        mlp = load_model("fit", model, calib, test, activation=activation, binary=binary, split=split)
         if features_only is not None:
             _write_features(mlp, calib, features_only, json)
             return

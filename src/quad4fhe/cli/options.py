@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quad4fhe.errors import InputError
+from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.fitting import degrees, families
 from quad4fhe.he.secrecy import private_line
 from quad4fhe.io.files import opened, parsing
@@ -185,6 +186,26 @@ class Box:
 def layout_words() -> str:
     """What each layout is for. This loads them all, so `Manual` calls it when a help page is shown."""
     return "; ".join(f"{layout.name}: {layout.purpose}" for layout in LAYOUTS)
+
+
+def load_model(command: str, model: Path, data: Path, test: Path | None = None, **options: Any) -> quad4fhe.MLP:
+    """Read MODEL; if DATA is the model instead, the error names the command with the two in order."""
+    from quad4fhe import MLP
+
+    try:
+        return MLP.load(model, **options)
+    except InputError:
+        try:
+            MLP.load(data)
+        except Quad4FHEError:
+            swapped = False
+        else:
+            swapped = True
+        if not swapped:
+            raise
+    fix = f"quad4fhe {command} {quote(str(data))} {quote(str(model))}"
+    fix += "" if test is None else f" --test {quote(str(test))}"
+    raise InputError(f"{model} holds no model, but {data} does; the model comes first: {fix}")
 
 
 def named_columns(names: Names | None, label: str | None) -> Columns:

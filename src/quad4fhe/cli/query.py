@@ -137,6 +137,7 @@ def query_command(
     from quad4fhe.he.session import Client
     from quad4fhe.planning.box import moved
 
+    _check_places(url, data)
     if out is not None:
         check_place(out)
     if prepare and key is None:
@@ -166,7 +167,7 @@ def query_command(
     # The server must not hear of samples that are unusable; only columns with names, and raw inputs whose feature part
     # the server has, may need its plan to be read.
     read = Reader(data, label_column, part)
-    asked = read.early(agreed)
+    asked = read.early(agreed, url)
     if asked is not None and stored is not None:
         _check_columns(asked, data, stored, url)
     X = None if asked is None else choice.held(asked, None if agreed is None else agreed.names)
@@ -216,6 +217,13 @@ def given_options(options: Mapping[str, object]) -> str:
     return "".join(f" {name} {quote(str(value))}" for name, value in options.items() if value is not None)
 
 
+def _check_places(url: str, data: Path) -> None:
+    """Raise InputError if URL and DATA are swapped."""
+    if not url.startswith(_SERVERS) and str(data).startswith(("http:", "https:")):  # a Path has lost one slash
+        swapped = f"quad4fhe query {str(data).replace(':/', '://', 1)} {quote(url)}"
+        raise InputError(f"the server comes first, then the data: {swapped}")
+
+
 @contextlib.contextmanager
 def _access_named(access: str) -> Iterator[None]:
     """Append the options of this query to a command in an error message, so that it can be pasted."""
@@ -258,7 +266,7 @@ class Reader:
     label: str | None
     part: FeaturePart | None
 
-    def early(self, agreed: Plan | None) -> Array | None:
+    def early(self, agreed: Plan | None, url: str) -> Array | None:
         """The samples, if they can be read before the server is asked; else None."""
         from quad4fhe.io.samples import read_feature_names
 
@@ -270,7 +278,7 @@ class Reader:
             return self.samples(None)
         except InputError as error:
             raise InputError(
-                f"{error}. If the model takes raw inputs, pin its plan first: quad4fhe keygen own.key --server URL, "
+                f"{error}. If the model takes raw inputs, pin its plan first: quad4fhe keygen own.key --server {url}, "
                 "then add --key own.key"
             ) from None
 

@@ -217,7 +217,11 @@ def _writing(target: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
             yield file
     except FileExistsError as error:
         name = error.filename2 or error.filename
-        raise InputError(f"{name} exists, and a key is never overwritten; choose another name or rotate it") from None
+        fresh = free_name(Path(name).stem)
+        raise InputError(
+            f"{name} exists, and a key is never overwritten; choose another name, such as {fresh}, or replace it: "
+            f"quad4fhe keygen {quote(str(name))} --rotate"
+        ) from None
     except OSError as error:
         raise InputError(f"can't write the key {target}: {error.strerror}; nothing was written there") from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from quad4fhe._registry import Registry
@@ -61,6 +62,7 @@ IMPORTERS: Registry[Importer] = Registry(
 
 
 _OPTIONS = {"activation": None, "binary": False, "split": "auto", "example": None}
+_CONVERT = "import joblib, quad4fhe; quad4fhe.MLP.from_sklearn(joblib.load({!r})).save({!r})"
 _PICKLES = (".joblib", ".pkl", ".pickle")
 
 
@@ -72,13 +74,17 @@ def load(source: str | Path | Any, **options: Any) -> MLP:
     if Path(source).suffix.lower() in _PICKLES:
         raise InputError(
             f"{source}: a pickle can run any code when it is opened, so it is never read. Convert it where you trust "
-            f"it, in Python: import joblib, quad4fhe; "
-            f"quad4fhe.MLP.from_sklearn(joblib.load({Path(source).name!r})).save('model.safetensors')"
+            f"it: python -c {_quoted(_CONVERT.format(str(source), str(Path(source).with_suffix('.safetensors'))))}"
         )
     fix = "save or export the model as one of these"
     found = format_of(source, IMPORTERS, "a model file", fix)
     assert found.read_file is not None, "an importer with suffixes reads files"
     return found.read_file(source, **_accepted(found, given))
+
+
+def _quoted(program: str) -> str:
+    """A program with single quotes in it, as a word of a shell: in double quotes, where these are harmless."""
+    return quote(program) if set(program) & set('"$`\\!') else f'"{program}"'
 
 
 def _accepted(entry: Importer, given: dict[str, Any]) -> dict[str, Any]:

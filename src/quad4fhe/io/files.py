@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from quad4fhe.errors import InputError
@@ -134,7 +135,9 @@ def check_place(path: str | Path) -> Path:
     if file.is_dir():
         raise InputError(f"can't write {file}: it is a folder; name a file inside it")
     if not file.parent.is_dir():
-        raise InputError(f"can't write {file}: {file.parent} does not exist; make that folder, or name another")
+        raise InputError(
+            f"can't write {file}: {file.parent} does not exist; make that folder: mkdir -p {quote(str(file.parent))}"
+        )
     if not os.access(file.parent, os.W_OK):
         raise InputError(f"can't write {file}: {file.parent} is not writable; name another folder")
     return file

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quad4fhe._arrays import samples
+from quad4fhe._arrays import samples, wrong_width
 from quad4fhe.errors import InputError
 from quad4fhe.io.files import opened, parsing
 
@@ -256,7 +256,7 @@ def as_rows(name: str, value: ArrayLike | Rows, columns: int) -> Rows:
         if not (isinstance(shape, tuple) and len(shape) == 2 and all(isinstance(k, int) and k >= 0 for k in shape)):
             raise InputError(f"{name} has shape {shape!r}, wanted two whole numbers: (samples, {columns})")
         if shape[1] != columns:
-            raise InputError(f"{name} has {shape[1]} columns, but the model takes {columns} features")
+            raise InputError(wrong_width(name, shape[1], columns))
         return value
     array = samples(name, value, columns)
     if (mapped := _whole_map(value)) is not None:

@@ -115,7 +115,8 @@ def _verified(fit: Certified, mlp: MLP | None, rows: Rows, team: Workers | None,
     check_without_data(fit)
     if claim.samples != rows.shape[0] or claim.samples == 0:
         raise CertificateError(
-            f"the certificate speaks of {claim.samples} calibration rows, but X_cal has {rows.shape[0]}"
+            f"the certificate speaks of {claim.samples} calibration rows, but X_cal has {rows.shape[0]}; give the data "
+            "that the fit was made from"
         )
     _same("the calibration data", samples_sha256("X_cal", rows), claim.calibration_sha256)
     with shards_of(rows, fit.mlp, team) as shards:

@@ -199,7 +199,7 @@ class Remote:
             # From here on, the server can see neither results nor timing.
             self._http.reconnect()
             if not (self.pinned or clip):
-                _check_late(checked, plan)
+                _check_late(checked, plan, self._url)
             logits = exchange.decrypt(progress)
         if mixture is not None:
             logits = mixture.read(logits)
@@ -304,14 +304,15 @@ def _pinned(url: str, plan: Plan | None, key: StoredKey | None, model: str | Non
     return plan
 
 
-def _check_late(X: Array, plan: Plan) -> None:
+def _check_late(X: Array, plan: Plan, url: str) -> None:
     try:
         check_inside(X, plan)
     except InputError as error:
+        name = free_name("own")
         raise InputError(
             f"{error}. This plan came from the server, so everything was sent first, to hide this from it. Before you "
-            "ask again, pin a plan whose hash you have from the model's owner: quad4fhe keygen own.key --server URL, "
-            "then quad4fhe query URL DATA --key own.key --clip"
+            f"ask again, pin a plan whose hash you have from the model's owner: quad4fhe keygen {name} "
+            f"--server {quote(url)}, then add --key {name} --clip to the query"
         ) from None
 
 

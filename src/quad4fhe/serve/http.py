@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import random
+import re
 import socket
 import ssl
 import sys
@@ -40,6 +41,7 @@ _SLICE = 2**14  # bytes written under one timeout: one TLS record, which a socke
 _LONGEST_PAUSE = 30.0
 _FIRST = 15.0  # seconds to reach a server that has never answered: more likely a wrong address than a restart
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "record layer failure")
+_LOCAL = r"(localhost|127\.0\.0\.1)\b"
 _AGAIN = (408, 429, 503)  # the same request may succeed later
 
 
@@ -75,7 +77,7 @@ class HttpClient:
     def __init__(self, url: str, token: str | None, verify: Any, patience: float) -> None:
         headers = {"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
         self._patience = patience
-        self._answered = False
+        self._answered = self._answered_well = False
         self._token = token is not None
         self._trust = client_context() if verify is True else verify
         self._client = partial(
@@ -124,10 +126,15 @@ class HttpClient:
             except _LaterError as error:
                 # Jitter keeps clients that were rejected together from returning together.
                 wait = max(error.after, pause * random.uniform(0.5, 1.0))
-                if time.monotonic() + wait > deadline:
+                late = time.monotonic() + wait > deadline
+                if not self._answered and (late or time.monotonic() + wait > started + _FIRST):
+                    waited = f"gave up after {min(self._patience, _FIRST):g} seconds"
+                    port = self._http.base_url.port
+                    fix = f"quad4fhe serve FIT{'' if port is None else f' --port {port}'}"
+                    why = f"{error}; {waited}: is the server running ({fix}), and its address right?"
+                    raise ServiceError(why) from None
+                if late:
                     raise ServiceError(f"{error}; gave up after {self._patience:g} seconds") from None
-                if not self._answered and time.monotonic() + wait > started + _FIRST:
-                    raise ServiceError(f"{error}; is the address right, and the server running?") from None
                 time.sleep(wait)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -143,6 +150,7 @@ class HttpClient:
             raise _LaterError(f"the server can't be reached: {error or type(error).__name__}", 0.0) from None
         self._answered = True
         if good:
+            self._answered_well = True
             return data
         said = _message(data)
         status = response.status_code
@@ -159,6 +167,10 @@ class HttpClient:
             raise UnknownPlanError(said)
         if status == 409:
             raise TakenError(said)
+        base = self._http.base_url
+        if status == 404 and base.path.strip("/") and not self._answered_well:
+            root = str(base.copy_with(path="/")).rstrip("/")
+            raise ServiceError(f"nothing of a quad4fhe server is at {base} (404); try {root}")
         raise ServiceError(f"the server refused {method} {path.partition('?')[0]} ({status}): {said}")
 
     def _check_scheme(self, error: httpx.TransportError) -> None:
@@ -202,7 +214,9 @@ def client_context(authorities: str | None = None) -> ssl.SSLContext:
 
 def _check_address(url: str, parsed: httpx.URL, token: str | None) -> None:
     if parsed.scheme not in ("http", "https"):
-        raise InputError(f"{url!r} is not the address of a server; wanted https://host:port")
+        likely = f"{'http' if re.match(_LOCAL, url) else 'https'}://{url}"
+        fix = likely if re.match(r"[\w.-]+:\d+$", url) else "https://host:port"
+        raise InputError(f"{url!r} is not the address of a server; wanted {fix}")
     try:
         local = ipaddress.ip_address(parsed.host).is_loopback
     except ValueError:

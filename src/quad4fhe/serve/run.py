@@ -70,7 +70,8 @@ def read_tokens(file: Path) -> tuple[str, ...]:
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"can't read the tokens in {file}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"can't read the tokens in {file}: {why}; make one: openssl rand -hex 16 > {file}") from None
     tokens = tuple(line for line in lines if line and not line.startswith("#"))
     if not tokens or min(map(len, tokens)) < 16:
         raise InputError(f"{file} needs one token a line, each of 16 or more characters; try: openssl rand -hex 32")
@@ -123,7 +124,10 @@ def serve(
     if folder is not None:
         folder = folder.resolve()  # workers may start in another folder
     if not (address.local or tokens or open_to_all):
-        raise InputError(f"other machines can reach {address.host}: give tokens, or open the server to everyone")
+        raise InputError(
+            f"other machines can reach {address.host}: give tokens (openssl rand -hex 16 > tokens, then --token-file "
+            "tokens), or open the server to everyone with --open"
+        )
     workers = choose(pool, limits.workers)
     with _listen(address) as listener:
         host = f"[{address.host}]" if ":" in address.host else address.host
@@ -211,4 +215,6 @@ def _listen(address: Address) -> socket.socket:
         return socket.create_server((address.host, address.port), family=family, backlog=512)
     except OSError as error:
         where = f"{address.host}:{address.port}"
-        raise InputError(f"can't listen on {where}: {error.strerror or error}; choose another") from None
+        why = (error.strerror or str(error)).partition(" (while")[0]
+        fix = "choose another, or any free one with --port 0" if address.port else "choose another with --host"
+        raise InputError(f"can't listen on {where}: {why}; {fix}") from None
