@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.optimize import linprog
 
-from quad4fhe import MLP, Fit, fit, verify
+from quad4fhe import MLP, Fit, fit, plan, verify
+from quad4fhe._arrays import Array
 from quad4fhe.errors import CertificateError, InputError, TargetNotReachedError
+from quad4fhe.fitting import degrees
 from quad4fhe.fitting.degrees.basis import Basis
 from quad4fhe.fitting.degrees.copies import Copies
 from quad4fhe.fitting.degrees.hulls import Apart, Hull, Meet, closest
@@ -198,13 +200,67 @@ def test_higher_degrees_keep_more() -> None:
     assert kept[1] > kept[0]
 
 
+def _next_degree(found: Fit) -> tuple[int, float]:
+    """The degree and the cost that a note of the fit names."""
+    (note,) = [each for each in found.diagnostics.notes if "by cross-validation, at about" in each]
+    words = note.split()
+    return int(words[1]), float(words[words.index("about") + 1])
+
+
 def test_auto_takes_the_cheapest_degree_that_reaches_the_target() -> None:
     mlp = network(units=20, outputs=3)
     X = np.random.default_rng(7).standard_normal((600, 5))
     easy = fit(mlp, X, family="unitwise", degree="auto", target_agreement=0.6)
     assert easy.degree in (2, 3)
+    degree, cost = _next_degree(easy)
+    assert degree == easy.degree + 1
+    assert 1 < cost < 8
     with pytest.raises(TargetNotReachedError, match="no degree reaches"):
         fit(mlp, X, family="unitwise", degree="auto", target_agreement=1.0)
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+def test_costs_of_degrees_are_those_of_the_plan(degree: int) -> None:
+    X = np.random.default_rng(7).standard_normal((200, 5))
+    found = fit(network(), X, family="unitwise", degree=degree)
+    made = plan(found, samples=8192, X=X, layout="batch")
+    forecast = degrees.server_seconds(found.model, found.box, X, found.margins)
+    assert forecast == pytest.approx(made.forecast.server_seconds / 8192)
+
+
+def test_a_model_that_no_plan_fits_costs_infinitely_much() -> None:
+    model = QuadraticModel(np.ones((1, 1)), np.zeros(1), np.full((1, 1), 1e140), np.zeros((1, 1)), np.zeros(1))
+    assert degrees.server_seconds(model, np.array([[-1e10], [1e10]]), np.ones((1, 1)), np.ones(1)) == np.inf
+
+
+def test_auto_names_the_next_degree_and_its_cost() -> None:
+    X = np.random.default_rng(7).standard_normal((300, 5))
+    found = fit(network(), X, family="unitwise", degree="auto")
+    assert found.degree == 2
+    degree, cost = _next_degree(found)
+    assert degree == 3
+    assert 1 < cost < 5
+
+
+def test_auto_takes_what_the_forecast_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forecast that is made up: degree 4 costs what degree 2 does, and degree 6 has no plan."""
+    asked = []
+
+    def forecast(model: PolynomialModel, box: Array, X: Array, margins: Array) -> float:
+        asked.append(model.degree)
+        logits = np.sort(model.logits(X), axis=1)
+        assert np.allclose(margins, logits[:, -1] - logits[:, -2])
+        assert (box[0] <= X).all()
+        assert (box[1] >= X).all()
+        return float("inf") if model.degree > 4 else 1e-6
+
+    monkeypatch.setattr(degrees, "_forecast", [forecast])
+    mlp = network(units=20, outputs=3)
+    X = np.random.default_rng(6).standard_normal((600, 5))
+    found = fit(mlp, X, family="unitwise", degree="auto")
+    assert asked == [2, 3, 4, 6]
+    assert found.degree == 4
+    assert not any("at about" in each for each in found.diagnostics.notes)
 
 
 @pytest.mark.parametrize(

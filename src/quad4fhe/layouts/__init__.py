@@ -5,14 +5,17 @@ A new layout is a folder with a subclass of `layouts.base.Layout`, and one line 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quad4fhe._registry import Registry
+from quad4fhe.fitting.degrees import use_forecast
 from quad4fhe.planning import use_layouts
 
 if TYPE_CHECKING:
+    from quad4fhe._arrays import Array
     from quad4fhe.layouts.base import Layout
     from quad4fhe.planning.plan import Plan
+    from quad4fhe.polynomial import PolynomialModel
 
 LAYOUTS: Registry[Layout] = Registry(
     "layout",
@@ -29,4 +32,11 @@ def layout_of(plan: Plan) -> Layout:
     return LAYOUTS.get(plan.layout)
 
 
+def _server_seconds(model: PolynomialModel, box: Array, X: Any, margins: Array) -> float:
+    from quad4fhe.layouts.forecast import server_seconds  # here: it needs NumPy, and most commands start without it
+
+    return server_seconds(model, box, X, margins)
+
+
 use_layouts(LAYOUTS.get)
+use_forecast(_server_seconds)

@@ -19,6 +19,7 @@ from quad4fhe.fitting import notes
 from quad4fhe.fitting.degrees import DEGREES, binary, multiclass
 from quad4fhe.fitting.degrees.basis import Basis
 from quad4fhe.fitting.degrees.copies import SHARES, Copies
+from quad4fhe.fitting.degrees.costs import quadratic_model, seconds
 from quad4fhe.fitting.degrees.rounding import GRID, Bits, Units, rounded_units
 from quad4fhe.fitting.degrees.selection import DegreeSelection
 from quad4fhe.fitting.families import AUTO, FAMILIES, SHARED
@@ -27,11 +28,9 @@ from quad4fhe.fitting.families.learning import Learned, measure, power_of, scale
 from quad4fhe.fitting.families.selection import Judged
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.mlp import MLP, decide
-from quad4fhe.polynomial import PolynomialModel
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.regime import Regime
 
-COSTS = {2: 1.0, 3: 1.3, 4: 2.3, 6: 4.9, 8: 7.4}
-"""Server time under encryption (layout batch, strict) over that of degree 2: measured at 3 and 4, scaled above."""
 _FEWEST = 2 * FOLDS  # rows
 _LOST = 0.25  # of a standard error: what rounding the coefficients may cost
 _LEFT_OUT = 1.0  # of a standard error: what leaving out the smallest polynomials of a head may cost
@@ -62,6 +61,8 @@ class Ladder:
         low, high = run.shards.total(_wider, _ranges)
         self.low, self.high = low, high
         self._tried: dict[int, _Tried] = {}
+        self._made: dict[int, PolynomialModel] = {}
+        self._seconds: dict[int, float] = {}
 
     def judge(self, degree: int) -> _Tried:
         """The smallest family within one standard error of the best at this degree."""
@@ -89,6 +90,39 @@ class Ladder:
         run.family_trace += selection.trace
         return _Tried(selection, judged)
 
+    def cost(self, degree: int) -> float:
+        """Server time of the judged family over that of degree 2, by the planner; infinite if one has no plan."""
+        for each in (2, degree):
+            if each not in self._seconds:
+                self.run.progress(f"cost of degree {each}", 0, 0)
+                model = self._quadratic() if each == 2 else self._model(each)
+                with self.run.stage("families"):
+                    self._seconds[each] = seconds(model, self.run.lift.box, self.part.X)
+        least, own = self._seconds[2], self._seconds[degree]
+        return own / least if np.isfinite([least, own]).all() else np.inf
+
+    def _quadratic(self) -> QuadraticModel:
+        """The judged family of degree 2 on all rows, which is not rounded."""
+        tried, power = self.judge(2), self.power
+        weights, constant = (np.ldexp(each, power) for each in tried.selection.point(tried.judged.family))
+        return quadratic_model(self.run.mlp, tried.selection.basis, weights, constant)
+
+    def _model(self, degree: int) -> PolynomialModel:
+        """The judged family of a degree on all rows, rounded."""
+        if degree not in self._made:
+            tried = self.judge(degree)
+            basis, family = tried.selection.basis, tried.judged.family
+            with self.run.stage("families"):
+                weights, constant = tried.selection.point(family)
+                if FAMILIES.get(family).is_free:
+                    self._made[degree] = self._free(basis, weights, constant)
+                else:
+                    own = own_coefficients(self.mlp, weights)
+                    if family == SHARED:  # equal for all units but for the last bits that dividing by W2 costs
+                        own = np.repeat(np.median(own, axis=1, keepdims=True), own.shape[1], axis=1)
+                    self._made[degree] = self.rounded(basis, own, constant)
+        return self._made[degree]
+
     def fit(self, degree: int) -> Candidate:
         """The judged family of a degree on all rows, rounded and certified."""
         tried, run = self.judge(degree), self.run
@@ -98,15 +132,7 @@ class Ladder:
             found = self._separated(tried.selection.basis)
             if found is not None and (found.regime.is_hard or found.regime.is_reduced):
                 return measure(run, found)
-        with run.stage("families"):
-            weights, constant = tried.selection.point(family)
-            if FAMILIES.get(family).is_free:
-                model = self._free(tried.selection.basis, weights, constant)
-            else:
-                own = own_coefficients(self.mlp, weights)
-                if family == SHARED:  # equal for all units but for the last bits that dividing by W2 costs
-                    own = np.repeat(np.median(own, axis=1, keepdims=True), own.shape[1], axis=1)
-                model = self.rounded(tried.selection.basis, own, constant)
+        model = self._model(degree)
         if found is not None and self._kept(found.model) > self._kept(model):
             return measure(run, found)
         regime = Regime("kl", polished=setting is not None and setting.finish)
@@ -186,22 +212,26 @@ def chosen(ladder: Ladder, target: float | None, cost: float, quadratic: Callabl
     """
     if target is not None:
         return _reaching(ladder, target, quadratic)
-    allowed = [degree for degree in DEGREES if COSTS[degree] <= cost] or [2]
+    allowed, next_one = [2], None
+    for degree in DEGREES[1:]:  # each costs more than the one below
+        if ladder.cost(degree) > cost:
+            next_one = degree
+            break
+        allowed.append(degree)
     tried = {degree: ladder.judge(degree) for degree in allowed}
     best = max(tried.values(), key=lambda each: each.score)
-    degree = next(degree for degree in allowed if _ties(tried[degree], best))
-    further = [each for each in DEGREES if each not in allowed]
-    if further:
-        _note_next(ladder, further[0])
-    return quadratic() if degree == 2 else ladder.fit(degree)
+    taken = next(degree for degree in allowed if _ties(tried[degree], best))
+    _note_next(ladder, next_one)
+    return quadratic() if taken == 2 else ladder.fit(taken)
 
 
 def _reaching(ladder: Ladder, target: float, quadratic: Callable[[], Candidate]) -> Candidate:
-    for degree in sorted(DEGREES, key=lambda each: (COSTS[each], each)):
+    for degree in DEGREES:  # each costs more than the one below
         estimate = float(ladder.judge(degree).judged.kept[0].mean())
         if estimate >= target:
             found = quadratic() if degree == 2 else ladder.fit(degree)
             if found.agreement >= target:
+                _note_next(ladder, next((each for each in DEGREES if each > degree), None))
                 return found
     best = max(DEGREES, key=lambda degree: ladder.judge(degree).score)
     kept = 100 * float(ladder.judge(best).judged.kept[0].mean())
@@ -211,9 +241,12 @@ def _reaching(ladder: Ladder, target: float, quadratic: Callable[[], Candidate])
     )
 
 
-def _note_next(ladder: Ladder, degree: int) -> None:
+def _note_next(ladder: Ladder, degree: int | None) -> None:
+    """What a further degree would keep and cost; it is not known to be of use where no plan fits it."""
+    if degree is None or not np.isfinite(cost := ladder.cost(degree)):
+        return
     kept = 100 * float(ladder.judge(degree).judged.kept[0].mean())
-    ladder.run.notes.append(notes.NEXT_DEGREE.format(degree, kept, COSTS[degree]))
+    ladder.run.notes.append(notes.NEXT_DEGREE.format(degree, kept, cost))
 
 
 def own_coefficients(mlp: MLP, weights: Array) -> Array:
@@ -245,4 +278,4 @@ def _wider(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Arr
     return np.minimum(first[0], second[0]), np.maximum(first[1], second[1])
 
 
-__all__ = ["COSTS", "Ladder", "chosen", "fixed"]
+__all__ = ["Ladder", "chosen", "fixed"]
