@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from dataclasses import replace
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,17 +13,19 @@ import numpy as np
 import pytest
 
 from quad4fhe import MLP, CertificateError, Client, Fit, InputError, Server, compare, fit, plan, verify
+from quad4fhe.activations import Activation
+from quad4fhe.activations.intervals import Interval
 from quad4fhe.deep import DeepMLP
 from quad4fhe.names import Names
-from quad4fhe.proof.exact import bounded_logits, decisions
+from quad4fhe.proof.exact import WholeNumbers, bounded_logits, decisions
 
 RNG = np.random.default_rng(11)
 
 
-def network(*sizes: int, seed: int = 0) -> DeepMLP:
+def network(*sizes: int, seed: int = 0, activation: str | tuple[str, ...] = "relu") -> DeepMLP:
     rng = np.random.default_rng(seed)
     pairs = [(rng.normal(size=(b, a)) / np.sqrt(a), 0.3 * rng.normal(size=b)) for a, b in itertools.pairwise(sizes)]
-    return DeepMLP(*pairs[0], pairs[1:])
+    return DeepMLP(*pairs[0], pairs[1:], activation=activation)
 
 
 NET = network(4, 16, 8, 3)
@@ -34,7 +37,7 @@ def by_hand(net: DeepMLP, x: np.ndarray) -> list[Fraction]:
     """The logits of one sample in fractions, from nothing but the weights."""
     value = [Fraction(float(v)) for v in x]
     for k, (W, b) in enumerate([(net.W1, net.b1), *net.layers]):
-        value = [max(v, Fraction(0)) for v in value] if k else value
+        value = [net.activations[k - 1].fraction(v, j) for j, v in enumerate(value)] if k else value
         value = [
             sum((Fraction(float(w)) * v for w, v in zip(row, value, strict=True)), Fraction(float(shift)))
             for row, shift in zip(W, b, strict=True)
@@ -182,3 +185,121 @@ def test_a_torch_network_and_its_state_dict_and_its_onnx_graphs(tmp_path: Path) 
     assert isinstance(graph, DeepMLP)
     assert graph.feature_part is None
     assert np.abs(graph.logits(X) - wanted).max() < 1e-5
+
+
+EXACT = [("leaky_relu:0.25", "hard_swish"), ("relu6", "hardtanh:-2,1"), ("relu", "hard_sigmoid"), ("softsign", "relu")]
+
+
+@pytest.mark.parametrize("activation", EXACT)
+def test_piecewise_rational_layers_are_decided_exactly(activation: tuple[str, ...]) -> None:
+    net = network(4, 7, 6, 3, seed=3, activation=activation)
+    points = np.concatenate([RNG.normal(size=(10, 4)), 1e6 * RNG.normal(size=(2, 4))])
+    found, (logits, error) = decisions(net, points), bounded_logits(net, points)
+    for x, label, row, bound in zip(points, found.label, logits, error, strict=True):
+        exact = by_hand(net, x)
+        assert all(abs(Fraction(float(v)) - e) <= Fraction(float(b)) for v, e, b in zip(row, exact, bound, strict=True))
+        assert label == exact.index(max(exact))
+        alone = WholeNumbers(net).decision(x)
+        assert (alone.label, alone.strict) == (label, True)
+        top, second = sorted(exact)[:-3:-1]
+        assert abs(Fraction(alone.gap) - (top - second)) <= Fraction(alone.gap_error)
+    assert found.settled.bound + found.settled.fractions == len(points)
+    assert found.settled.is_exact
+
+
+def decimal_logits(net: DeepMLP, x: np.ndarray) -> list[Decimal]:
+    """The logits of a tanh and sigmoid network with 60 digits, by the decimal module."""
+    value = [Decimal(float(v)) for v in x]
+    for k, (W, b) in enumerate([(net.W1, net.b1), *net.layers]):
+        if k:
+            exponentials = [(-2 * v if net.activations[k - 1].name == "tanh" else -v).exp() for v in value]
+            tanh = net.activations[k - 1].name == "tanh"
+            value = [(1 - e) / (1 + e) if tanh else 1 / (1 + e) for e in exponentials]
+        value = [
+            sum((Decimal(float(w)) * v for w, v in zip(row, value, strict=True)), Decimal(float(shift)))
+            for row, shift in zip(W, b, strict=True)
+        ]
+    return value
+
+
+def test_intervals_through_the_layers_hold_sixty_digits() -> None:
+    net = network(3, 5, 4, 4, 3, seed=5, activation=("tanh", "sigmoid", "tanh"))
+    for x in RNG.normal(size=(4, 3)):
+        with localcontext() as context:
+            context.prec = 80
+            wanted = [Fraction(each) for each in decimal_logits(net, x)]
+        whole = WholeNumbers(net)
+        y = [Interval.at(each) for each in whole.hidden(x).fractions()]
+        for bits in (96, 256):
+            found = whole._enclosed(net, y, bits)
+            off = Fraction(1, 10**60)
+            assert all(each.low - off <= value <= each.high + off for each, value in zip(found, wanted, strict=True))
+            assert max(each.high - each.low for each in found) < Fraction(1, 2 ** (bits - 16))
+        logits, error = bounded_logits(net, x[None])
+        assert all(
+            abs(Fraction(float(v)) - e) <= Fraction(float(b))
+            for v, e, b in zip(logits[0], wanted, error[0], strict=True)
+        )
+
+
+def test_what_intervals_settle_and_what_they_can_not_is_counted() -> None:
+    """Two classes that differ by 2^-83 are settled; two equal ones stay level, and are taken as a tie."""
+    made = network(4, 6, 5, 3)
+    (W2, b2), (W3, _) = made.layers
+    first = made.W1, made.b1
+    # Class 2 is low everywhere; classes 0 and 1 have the same weights and no bias but this one.
+    rows = np.stack([W3[0], W3[0], np.zeros(5)])
+    for shift, ways, winner in ((2.0**-83, (5, 0), 1), (0.0, (0, 5), 0)):
+        net = DeepMLP(*first, [(W2, b2), (rows, np.array([0.0, shift, -1e6]))], activation="gelu")
+        found = decisions(net, X[:5])
+        assert (found.settled.intervals, found.settled.level) == ways
+        assert found.settled.trusted == 0
+        assert (found.label == winner).all()
+        assert (found.strict == (shift > 0)).all()
+        assert found.settled.is_exact == (shift > 0)
+
+
+@pytest.mark.parametrize("activation", ["gelu", ("silu", "tanh"), ("leaky_relu:0.2", "hardtanh")])
+def test_a_fit_with_other_activations_is_verified_and_survives_its_files(activation, tmp_path: Path) -> None:
+    net = network(4, 12, 6, 3, activation=activation)
+    found = fit(net, X[:200], family="head")
+    found.save(tmp_path / "fit.safetensors")
+    read = Fit.load(tmp_path / "fit.safetensors")
+    assert read.mlp.activations == net.activations
+    assert read.mlp.sha256 == net.sha256 != network(4, 12, 6, 3).sha256
+    verified = verify(read, net, X[:200])
+    assert verified.settled == read.certificate.settled
+    assert verified.settled.total == 200
+    decided = net.decide(X[:200]) == found.predict(X[:200])
+    assert verified.mismatches == np.count_nonzero(~decided) < 30
+    with pytest.raises(CertificateError, match="the model that was given"):
+        verify(read, network(4, 12, 6, 3), X[:200])
+    for name in ("net.npz", "net.safetensors"):
+        net.save(tmp_path / name)
+        assert MLP.load(tmp_path / name).sha256 == net.sha256
+
+
+def test_activations_that_do_not_fit_the_layers_are_refused() -> None:
+    with pytest.raises(InputError, match="got 3 activations for 2 hidden layers"):
+        network(4, 6, 5, 3, activation=("relu", "gelu", "tanh"))
+    with pytest.raises(InputError, match="has parameters for 2 units, but the hidden layer has 5"):
+        network(4, 6, 5, 3, activation=("relu", Activation("leaky_relu", ((0.1, 0.2),))))
+
+
+def test_state_dicts_of_deeper_networks_with_other_activations(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    nn = torch.nn
+    torch.manual_seed(1)
+    for make in (lambda k: nn.GELU(), lambda k: nn.PReLU(k, init=0.1 * k), lambda k: nn.Tanh()):
+        net = nn.Sequential(nn.Linear(4, 6), make(6), nn.Linear(6, 5), make(5), nn.Linear(5, 3))
+        with torch.no_grad():
+            wanted = net(torch.tensor(X, dtype=torch.float32)).numpy()
+        found = MLP.from_torch(net)
+        assert isinstance(found, DeepMLP)
+        assert np.abs(found.logits(X) - wanted).max() < 1e-5
+        torch.save(net.state_dict(), tmp_path / "net.pt")
+        given = None if isinstance(net[1], nn.PReLU) else str(found.activation.name)
+        assert MLP.load(tmp_path / "net.pt", activation=given).sha256 == found.sha256
+    lonely = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.PReLU(5), nn.Linear(5, 3))
+    with pytest.raises(InputError, match=r"1 PReLU layers for 2 hidden layers.*pass the Sequential"):
+        MLP.from_torch(lonely.state_dict())

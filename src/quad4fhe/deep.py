@@ -21,7 +21,7 @@ from quad4fhe._arrays import Array, row_chunks, samples, sha256, tensor
 from quad4fhe.activations import RELU, Activation
 from quad4fhe.errors import InputError
 from quad4fhe.feature_part import FeaturePart
-from quad4fhe.mlp import MLP
+from quad4fhe.mlp import MLP, Settling
 
 Layers = tuple[tuple[Array, Array], ...]
 _RIDGE = 1e-6  # of the mean square of the activations, so that dead units do not make the equations singular
@@ -29,14 +29,16 @@ _RIDGE = 1e-6  # of the mean square of the activations, so that dead units do no
 
 @dataclass(frozen=True, eq=False)
 class DeepMLP(MLP):
-    """A classifier with two or more hidden ReLU layers.
+    """A classifier with two or more hidden layers.
 
-    `W1` and `b1` are the first layer, and `layers` the weights and biases after the first ReLU, the output layer last.
+    `W1` and `b1` are the first layer, and `layers` the weights and biases after the first activation, the output layer
+    last. `activation` is one for all hidden layers, or a sequence with one for each; `activations` are all of them.
     `W2` (K, m) and `b2` (K,) are the derived head: a linear map of the first layer's activations in place of `layers`.
     It is no part of the network or its hash: logits and decisions are those of the whole network.
     """
 
     layers: Layers  # type: ignore[misc]  # a class attribute of MLP, which has none
+    inner: tuple[Activation, ...] = ()  # `activations`, as a field
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class DeepMLP(MLP):
         layers: Sequence[tuple[ArrayLike, ArrayLike]],
         head: tuple[ArrayLike, ArrayLike] | None = None,
         *,
-        activation: Activation | str = RELU,
+        activation: Activation | str | Sequence[Activation | str] = RELU,
         feature_part: FeaturePart | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
@@ -61,26 +63,45 @@ class DeepMLP(MLP):
             checked.append((W, b))
             width = W.shape[0]
         W2, b2 = _composed(checked) if head is None else head
-        super().__init__(first, bias, W2, b2, activation=activation, feature_part=feature_part, notes=notes)
-        if not self.activation.is_default:
-            raise InputError(f"a network with {len(layers)} hidden layers and {self.activation}, wanted ReLU in all")
+        inner = _activations(activation, [first.shape[0], *(W.shape[0] for W, _ in checked[:-1])])
+        super().__init__(first, bias, W2, b2, activation=inner[0], feature_part=feature_part, notes=notes)
+        object.__setattr__(self, "inner", inner)
         if self.outputs != width:
             raise InputError(f"W2 has {self.outputs} rows, but the last layer gives {width} logits")
         object.__setattr__(self, "layers", tuple(checked))
 
     def __repr__(self) -> str:
         sizes = [self.features, self.units, *(W.shape[0] for W, _ in self.layers)]
-        return f"DeepMLP({'-'.join(map(str, sizes))})"
+        kinds = list(dict.fromkeys(map(str, self.activations)))  # each once
+        shown = "" if self._is_relu else f", {' and '.join(kinds)}"
+        return f"DeepMLP({'-'.join(map(str, sizes))}{shown})"
+
+    @property
+    def activations(self) -> tuple[Activation, ...]:
+        """The activation of each hidden layer."""
+        return self.inner
+
+    @property
+    def _is_relu(self) -> bool:
+        return all(each.is_default for each in self.inner)
+
+    @property
+    def settled_by(self) -> Settling:
+        """Fractions where they stay short through all layers, else intervals."""
+        short = all(each.is_exact and not each.kind.divides for each in self.inner)
+        return "fractions" if short else "intervals"
 
     @cached_property
     def sha256(self) -> str:
         """A hash of all layers, without the derived head."""
         arrays = [self.W1, self.b1, *(array for layer in self.layers for array in layer)]
         own = "" if self.feature_part is None else self.feature_part.sha256
-        return hashlib.sha256(f"quad4fhe-mlp-deep:{sha256('quad4fhe-mlp-1', arrays)}:{own}".encode()).hexdigest()
+        kinds = "" if self._is_relu else f":{[each.plain() for each in self.inner]!r}"  # hashes of ReLU stay as they were
+        text = f"quad4fhe-mlp-deep:{sha256('quad4fhe-mlp-1', arrays)}:{own}{kinds}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def _changed(self, **changes: Any) -> MLP:
-        kept = {"activation": self.activation, "feature_part": self.feature_part, "notes": self.notes}
+        kept = {"activation": self.inner, "feature_part": self.feature_part, "notes": self.notes}
         return DeepMLP(self.W1, self.b1, self.layers, (self.W2, self.b2), **(kept | changes)).named(self.names)
 
     def logits(self, X: ArrayLike) -> Array:
@@ -90,8 +111,8 @@ class DeepMLP(MLP):
         widths = sum(W.shape[0] for W, _ in self.layers)
         for rows, chunk in row_chunks("X", checked, 8 * (self.features + self.units + widths)):
             value = chunk @ self.W1.T + self.b1
-            for W, b in self.layers:
-                value = np.maximum(value, 0.0) @ W.T + b
+            for activation, (W, b) in zip(self.inner, self.layers, strict=True):
+                value = activation(value) @ W.T + b
             out[rows] = value
         return out
 
@@ -99,11 +120,12 @@ class DeepMLP(MLP):
         """The network with logits times 2^power, exactly."""
         *inner, (W, b) = self.layers
         head = (np.ldexp(self.W2, power), np.ldexp(self.b2, power))
-        return DeepMLP(self.W1, self.b1, [*inner, (np.ldexp(W, power), np.ldexp(b, power))], head)
+        layers = [*inner, (np.ldexp(W, power), np.ldexp(b, power))]
+        return DeepMLP(self.W1, self.b1, layers, head, activation=self.inner)
 
     def adapted(self, X: ArrayLike) -> DeepMLP:
         """The same network with the head that is nearest to its logits on X (n, d), in least squares."""
-        active = np.maximum(self.hidden(X), 0.0)
+        active = self.activation(self.hidden(X))
         logits = self.logits(X)
         centre, target = active.mean(axis=0), logits.mean(axis=0)
         active -= centre
@@ -118,8 +140,19 @@ class DeepMLP(MLP):
         return made
 
 
+def _activations(given: Activation | str | Sequence[Activation | str], units: list[int]) -> tuple[Activation, ...]:
+    """One activation for each hidden layer, with parameters for its units."""
+    several = [given] * len(units) if isinstance(given, Activation | str) else list(given)
+    found = tuple(Activation.parse(each) if isinstance(each, str) else each for each in several)
+    if len(found) != len(units):
+        raise InputError(f"got {len(found)} activations for {len(units)} hidden layers; give one, or one for each")
+    for each, width in zip(found, units, strict=True):
+        each.check(width)
+    return found
+
+
 def _composed(layers: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """The layers as one linear map, with slope 1/2 for every ReLU between them."""
+    """The layers as one linear map, with slope 1/2 for every activation between them."""
     weight, bias = layers[0]
     for W, b in layers[1:]:
         weight, bias = 0.5 * (W @ weight), 0.5 * (W @ bias) + b

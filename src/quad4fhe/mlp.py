@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +21,8 @@ from quad4fhe.activations import RELU, Activation
 from quad4fhe.errors import InputError
 from quad4fhe.feature_part import FeaturePart, Features
 from quad4fhe.names import NONE, Names
+
+Settling = Literal["fractions", "intervals", "graph"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +142,16 @@ class MLP:
             if own:  # a ReLU model without a feature part keeps the hash that it had before there were others
                 found = hashlib.sha256(f"quad4fhe-mlp-{kind}:{found}:{own}".encode()).hexdigest()
         return found
+
+    @property
+    def activations(self) -> tuple[Activation, ...]:
+        """The activation of each hidden layer."""
+        return (self.activation,)
+
+    @property
+    def settled_by(self) -> Settling:
+        """What settles the decisions that rounding leaves open: exact fractions, or rigorous intervals."""
+        return "fractions" if self.activation.is_exact else "intervals"
 
     def inputs(self, X: Any) -> Any:
         """The samples that the hidden layer takes: the features of raw inputs, or X itself without a feature part.

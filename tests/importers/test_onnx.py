@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from quad4fhe import MLP, InputError, MissingExtraError
+from quad4fhe.importers.onnx import read_graph
 from support.reference_models import Net, assert_answers, assert_refused, nets, relu_logits
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -307,15 +308,37 @@ def truncated() -> Any:
     return model
 
 
-def two_hidden(last: str = "Relu") -> Any:
-    nodes = [
-        node("Gemm", "x W1 b1", "y", transB=1),
-        node("Relu", "y", "h"),
-        node("Gemm", "h S", "y2"),
-        node(last, "y2", "h2"),
-        node("Gemm", "h2 W2 b2", "out", transB=1),
-    ]
-    return graph(nodes, weights() | {"S": np.eye(4, dtype=np.float32)})
+def two_hidden(second: Nodes) -> Any:
+    """Linear, ReLU, Linear, the nodes from y2 to h2, Linear."""
+    first = [node("Gemm", "x W1 b1", "y", transB=1), node("Relu", "y", "h"), node("Gemm", "h S", "y2")]
+    square = np.arange(16, dtype=np.float32).reshape(4, 4) / 8 - 1
+    return graph([*first, *second, node("Gemm", "h2 W2 b2", "out", transB=1)], weights() | {"S": square})
+
+
+SECOND: dict[str, tuple[Nodes, Callable[[Any], Any]]] = {
+    "tanh": ([node("Tanh", "y2", "h2")], np.tanh),
+    "sigmoid": ([node("Sigmoid", "y2", "h2")], lambda u: 1 / (1 + np.exp(-u))),
+    "silu": ([node("Sigmoid", "y2", "s"), node("Mul", "y2 s", "h2")], lambda u: u / (1 + np.exp(-u))),
+    "leaky_relu": ([node("LeakyRelu", "y2", "h2", alpha=0.25)], lambda u: np.where(u > 0, u, u / 4)),
+    "softsign": (
+        [node("Abs", "y2", "a"), node("Add", "a one", "b"), node("Div", "y2 b", "h2")],
+        lambda u: u / (1 + np.abs(u)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_a_second_hidden_layer_may_have_another_activation(name: str) -> None:
+    nodes, function = SECOND[name]
+    model = two_hidden(nodes)
+    if name == "softsign":
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(1), "one"))
+    found = read_graph(model)
+    assert [each.name for each in found.activations] == ["relu", name]
+    held = {each.name: numpy_helper.to_array(each).astype(np.float64) for each in model.graph.initializer}
+    X = np.random.default_rng(0).normal(size=(50, 3))
+    inner = np.maximum(X @ held["W1"].T + held["b1"], 0) @ held["S"]
+    assert np.allclose(found.logits(X), function(inner) @ held["W2"].T + held["b2"], atol=1e-9)
 
 
 def activation(op: str, **attributes: Any) -> Any:
@@ -329,10 +352,6 @@ def branching(last: Nodes, outputs: tuple[str, ...] = ("out",)) -> Any:
 
 
 REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "two hidden layers, one not ReLU": (
-        lambda: two_hidden("Tanh"),
-        ["node 'Gemm_out' (Gemm)", "second activation", "with ReLU in all", "--split NAME"],
-    ),
     "an unknown activation": (lambda: activation("Sin"), ["node 'Sin_h' (Sin)", "supported at the end of a graph"]),
     "erf alone": (lambda: activation("Erf"), ["node 'Gemm_out' (Gemm)", "no known activation"]),
     "an operation of another domain": (lambda: activation("Relu", domain="my.own"), ["'my.own'", "(Relu)"]),

@@ -172,10 +172,6 @@ def named(*layers: tuple[str, Any]) -> Callable[[], Any]:
 L34, L43, L44, R = nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(4, 4), nn.ReLU()
 
 REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "two hidden layers, one not ReLU": (
-        seq(L34, R, L44, nn.GELU(), L43),
-        ["layer '3' (GELU) makes a second activation", "with ReLU in all", "--split NAME"],
-    ),
     "two activations in a row": (seq(L34, R, R, L43), ["layer '2' (ReLU) follows another activation"]),
     "unknown": (seq(L34, nn.Tanhshrink(), L43), ["layer '1' (Tanhshrink) can't be folded", "supported: a Sequential"]),
     "unknown, nested": (seq(nn.Sequential(L34, nn.LogSigmoid()), L43), ["layer '0.1' (LogSigmoid)"]),

@@ -24,6 +24,7 @@ from safetensors.numpy import load
 
 from quad4fhe import MLP, CertificateError, Fit, InputError, fit, verify
 from quad4fhe.cli.verify import describe_verified
+from quad4fhe.deep import DeepMLP
 from quad4fhe.planning.costs import REFERENCE
 from support import family_fits
 from support.cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
@@ -343,3 +344,50 @@ def test_a_model_can_not_be_exchanged() -> None:
     forged = changed(manifest, ("certificate", "model_sha256"), other.sha256)
     with pytest.raises(CertificateError):
         shown(Fit.from_bytes(sealed(forged, {**tensors, "W2": other.W2})), PAIRS_X)
+
+
+def _gelu() -> tuple[MLP, np.ndarray]:
+    """A GELU network on 60 rows; two equal classes are level on those that they win."""
+    rng = np.random.default_rng(4)
+    W2 = rng.normal(size=(3, 5))
+    mlp = MLP(rng.normal(size=(5, 3)), rng.normal(size=5), W2[[0, 0, 1]], [0.0, 0.0, 0.1], activation="gelu")
+    return mlp, rng.normal(size=(60, 3))
+
+
+@pytest.mark.parametrize("kind", ["gelu", "relu", "deep"])
+def test_how_decisions_were_settled_can_not_be_forged(kind: str) -> None:
+    if kind == "relu":
+        mlp, X = PAIRS.mlp, PAIRS_X
+    elif kind == "gelu":
+        mlp, X = _gelu()
+    else:
+        head, X = _gelu()
+        inner = (np.eye(5)[:4], np.zeros(4))
+        mlp = DeepMLP(head.W1, head.b1, [inner, (head.W2[:, :4], head.b2)], activation=("relu", "tanh"))
+    manifest, tensors = opened(fit(mlp, X, family="shared").to_bytes())
+    stated = manifest["certificate"]["settled"]
+    assert sum(stated.values()) == len(X)
+    verified = verify(Fit.from_bytes(sealed(manifest, tensors)), mlp, X)
+    assert msgspec.to_builtins(verified.settled) == stated
+    assert verified.settled.is_exact == (kind == "relu")
+    assert dict(describe_verified(verified))["model's decisions"] == verified.settled.sentence()
+    if kind != "relu":
+        assert stated["level"] > 0
+        assert stated["trusted"] > 0
+    moved = [
+        stated | {one: stated[one] - 1, other: stated[other] + 1}
+        for one in stated
+        for other in stated
+        if one != other and stated[one]
+    ]
+    more = [stated | {way: stated[way] + 1} for way in stated]
+    fewer = [{way: count for way, count in stated.items() if way != left} for left in stated]
+    for other in [*moved, *more, *fewer, None, {}, stated | {"proved": 0}, dict.fromkeys(stated, 0)]:
+        with pytest.raises(REFUSED):
+            verify(Fit.from_bytes(sealed(changed(manifest, ("certificate", "settled"), other), tensors)), mlp, X)
+    # A certificate of the format before says nothing of it; one that does is no such certificate.
+    with pytest.raises(CertificateError, match="format 1 and says how decisions were settled"):
+        Fit.from_bytes(sealed(changed(manifest, ("certificate", "format"), 1), tensors))
+    old = {name: value for name, value in manifest["certificate"].items() if name != "settled"} | {"format": 1}
+    again = verify(Fit.from_bytes(sealed(manifest | {"certificate": old}, tensors)), mlp, X)
+    assert again.settled == verified.settled

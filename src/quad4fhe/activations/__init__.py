@@ -21,6 +21,7 @@ from quad4fhe.errors import InputError
 Parameter = float | tuple[float, ...]
 """One number, or one for each hidden unit."""
 
+_ROUNDED_SLOPE = Fraction(1, 2**40)  # a slope is the product of a few floats
 LIBRARY = 2.0**-38
 """Trusted accuracy of a float64 exp, tanh, erf or log1p, relative to |u| + 1; actual ones are better than 2^-49."""
 
@@ -47,6 +48,8 @@ class Kind:
         Names and defaults of the parameters.
     positive
         Whether the parameters must be positive.
+    divides
+        Whether the exact values are quotients: sums of these grow too long to be carried through several layers.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Kind:
     enclose: Callable[..., Interval] | None = None
     parameters: tuple[tuple[str, float], ...] = ()
     positive: bool = False
+    divides: bool = False
 
 
 _PIECEWISE = ("relu", "leaky_relu", "relu6", "hardtanh", "hard_sigmoid", "hard_swish", "softsign")
@@ -158,6 +162,14 @@ class Activation:
         """An interval around the activation of one pre-activation; only unless `is_exact`."""
         assert self.kind.enclose is not None, "a rational activation has fractions"
         return self.kind.enclose(u, bits, *self.of_unit(unit))
+
+    def around(self, u: Interval, unit: int, bits: int) -> Interval:
+        """An interval around the activation of every number in u: that of its middle, and the largest slope from there."""
+        middle, radius = (u.low + u.high) / 2, (u.high - u.low) / 2
+        value = Interval.at(self.fraction(middle, unit)) if self.is_exact else self.interval(middle, unit, bits)
+        slope = Fraction(float(self.kind.slope(*(float(each) for each in self.of_unit(unit)))))
+        reach = slope * (1 + _ROUNDED_SLOPE) * radius
+        return Interval(value.low - reach, value.high + reach)
 
     def plain(self) -> list[Any]:
         """Name and parameters for JSON."""

@@ -68,4 +68,6 @@ HARD_SIGMOID = Kind(
 HARD_SWISH = Kind(
     "hard_swish", "HardSwish", lambda u: u * _clip(u + 3.0, 0.0, 6.0) / 6.0, lambda: 1.5, _hard_swish_exact
 )
-SOFTSIGN = Kind("softsign", "Softsign", lambda u: u / (1.0 + np.abs(u)), lambda: 1.0, lambda u: u / (1 + abs(u)))
+SOFTSIGN = Kind(
+    "softsign", "Softsign", lambda u: u / (1.0 + np.abs(u)), lambda: 1.0, lambda u: u / (1 + abs(u)), divides=True
+)

@@ -28,6 +28,7 @@ from quad4fhe.proof.verification import check_without_data
 
 if TYPE_CHECKING:
     from quad4fhe.fitting.result import Fit
+    from quad4fhe.mlp import MLP
 
 _COMMON = ("W1", "b1", "W2", "b2", "c", "box", "margins")
 TENSORS = ({*_COMMON, "S", "T"}, {*_COMMON, "W", "t", "V", "a"})
@@ -142,6 +143,13 @@ def layer_tensors(layers: Sequence[tuple[Array, Array]]) -> dict[str, Array]:
     for k, (W, b) in enumerate(layers, start=2):
         found[f"layer{k}.W"], found[f"layer{k}.b"] = W, b
     return found
+
+
+def plain_activations(mlp: MLP) -> list[Any] | None:
+    """The activations of a deeper network; None if all are the ReLU, or there is one hidden layer."""
+    if not mlp.layers or all(each.is_default for each in mlp.activations):
+        return None
+    return [each.plain() for each in mlp.activations]
 
 
 def layers_of(tensors: dict[str, Array]) -> list[tuple[Array, Array]]:

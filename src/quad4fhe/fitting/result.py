@@ -63,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     feature_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None
     activation: list[str | float | list[float]] | None = None
+    activations: list[list[str | float | list[float]]] | None = None  # of a deeper network, one for each hidden layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,7 +314,8 @@ class Fit:
             degree=self.degree,
             feature_names=self.names.features,
             class_names=self.names.classes,
-            activation=None if self.mlp.activation.is_default else self.mlp.activation.plain(),
+            activation=None if self.mlp.layers or self.mlp.activation.is_default else self.mlp.activation.plain(),
+            activations=fit_file.plain_activations(self.mlp),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -396,8 +398,14 @@ def _mlp(manifest: Manifest, tensors: dict[str, Array]) -> MLP:
     W1, b1, W2, b2 = (tensors[key] for key in ("W1", "b1", "W2", "b2"))
     activation = RELU if manifest.activation is None else Activation.from_plain(manifest.activation)
     part = FeaturePart(tensors[fit_file.PART].tobytes()) if fit_file.PART in tensors else None
-    if layers := fit_file.layers_of(tensors):
-        return DeepMLP(W1, b1, layers, (W2, b2), activation=activation, feature_part=part)
+    layers = fit_file.layers_of(tensors)
+    if manifest.activations is not None and (manifest.activation is not None or not layers):
+        raise InputError("it names activations of another network than it holds")
+    if layers:
+        if manifest.activation is not None:
+            raise InputError("it names one activation for several hidden layers")
+        kinds = [Activation.from_plain(each) for each in manifest.activations or [["relu"]] * len(layers)]
+        return DeepMLP(W1, b1, layers, (W2, b2), activation=kinds, feature_part=part)
     return MLP(W1, b1, W2, b2, activation=activation, feature_part=part)
 
 

@@ -14,7 +14,6 @@ from quad4fhe.proof.certificate import Certificate, no_room
 
 if TYPE_CHECKING:
     from quad4fhe.fitting.result import Fit
-    from quad4fhe.mlp import MLP
 
 Lines = list[tuple[str, str]]
 
@@ -75,22 +74,18 @@ def certified_lines(fit: Fit) -> Lines:
 
 
 def _model(fit: Fit) -> Lines:
-    """What is particular about the model: its feature part, and another activation than ReLU."""
+    """What is particular about the model: its feature part, other activations than ReLU, and how it was decided."""
     lines, mlp = [], fit.mlp
     if mlp.feature_part is not None:
         part = mlp.feature_part
         where = "runs at the client; raw inputs never leave it, and its weights are not secret"
         lines.append(("feature part", f"{len(part.graph):,} bytes, SHA-256 {part.sha256[:16]}...; {where}"))
-    if not mlp.activation.is_default:
-        lines.append(("activation", f"{mlp.activation}; the model's decisions are settled {settled_in(mlp)}"))
+    kinds = dict.fromkeys(map(str, mlp.activations))
+    if list(kinds) != ["ReLU"]:
+        lines.append(("activation", " and ".join(kinds)))
+    if fit.certificate.settled is not None and (len(lines) or mlp.layers):
+        lines.append(("model's decisions", fit.certificate.settled.sentence()))
     return lines
-
-
-def settled_in(mlp: MLP) -> str:
-    """How the decisions of the model itself are found where rounding leaves a doubt."""
-    if mlp.activation.is_exact:
-        return "in exact arithmetic"
-    return "by rigorous intervals where floats, trusted to 2^-38, leave a doubt"
 
 
 def _coefficients(fit: Fit) -> tuple[str, str]:

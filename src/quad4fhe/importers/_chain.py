@@ -53,7 +53,7 @@ class Chain:
     """
 
     maps: tuple[_Affine, ...] = (_IDENTITY,)
-    activation: Activation = RELU
+    activations: tuple[Activation, ...] = ()  # one less than maps
 
     @property
     def width(self) -> int | None:
@@ -117,17 +117,12 @@ class Chain:
         return self.scale(label, slope, offset - slope * centre)
 
     def activate(self, label: str, activation: Activation = RELU) -> Chain:
-        """Append the activation; several are allowed if all are the ReLU."""
-        if len(self.maps) >= 2 and not (activation.is_default and self.activation.is_default):
-            raise InputError(
-                f"{label} makes a second activation, and networks with several hidden layers are supported with ReLU "
-                "in all; for others cut the ONNX graph before its last hidden layer (--split NAME)"
-            )
+        """Append an activation."""
         if len(self.maps) >= 2 and not self.maps[-1].dense:
             raise InputError(f"{label} follows another activation without a linear layer between them")
         if not self.started:
             raise InputError(f"{label} comes before any weight matrix; supported: {_LAYERS}")
-        return Chain((*self.maps, _IDENTITY), activation)
+        return Chain((*self.maps, _IDENTITY), (*self.activations, activation))
 
     def mlp(self) -> MLP:
         """The classifier, once it is complete."""
@@ -136,11 +131,12 @@ class Chain:
             raise InputError(f"the model has no {missing}; supported: {_LAYERS}")
         first, second, *more = self.maps
         if more:
-            return DeepMLP(first.weight, first.bias, [(each.weight, each.bias) for each in (second, *more)])
-        return MLP(first.weight, first.bias, second.weight, second.bias, activation=self.activation)
+            layers = [(each.weight, each.bias) for each in (second, *more)]
+            return DeepMLP(first.weight, first.bias, layers, activation=self.activations)
+        return MLP(first.weight, first.bias, second.weight, second.bias, activation=self.activations[0])
 
     def _then(self, outer: _Affine) -> Chain:
-        return Chain((*self.maps[:-1], outer.after(self.maps[-1])), self.activation)
+        return Chain((*self.maps[:-1], outer.after(self.maps[-1])), self.activations)
 
     def _mismatch(self, label: str, size: int) -> InputError:
         return InputError(f"{label} takes {size} values, but the layer before it gives {self.width}; check the file")

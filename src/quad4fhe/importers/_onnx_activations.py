@@ -18,7 +18,7 @@ _HUGE = 1e30  # a bound of a Clip that exporters write for "none"
 def joined(node: Node, flows: list[Flow], inputs: int) -> Flow:
     """The sum or product of two expressions of the same pre-activations: an activation in the making."""
     origins = [flow.origin or flow.chain for flow in flows]
-    known = all(flow.kind in ("affine", "activated") for flow in flows) and origins[0] is origins[-1]
+    known = all(flow.kind in ("affine", "activated", "sigmoid") for flow in flows) and origins[0] is origins[-1]
     if (
         node.op not in ("Add", "Sub", "Mul", "Div")
         or len(flows) != 2
@@ -40,14 +40,13 @@ def joined(node: Node, flows: list[Flow], inputs: int) -> Flow:
 
 
 def _is_open(chain: Chain) -> bool:
-    """Whether the chain has its first matrix and no activation yet."""
-    return chain.started and len(chain.maps) == 1
+    """Whether the chain ends in a matrix, so that an activation may follow."""
+    return chain.started and chain.maps[-1].dense
 
 
 def _nonlinear(node: Node, flow: Flow, expression: Expression) -> Flow:
     origin = flow.origin or flow.chain
-    if not origin.started or len(origin.maps) == 2:
-        origin.activate(node.label)  # raises the error of a second or an early activation
+    origin.activate(node.label)  # raises the error of an early activation, or of two without a layer between them
     return replace(flow, chain=origin, kind="activated", origin=origin, expression=expression)
 
 

@@ -133,7 +133,7 @@ Rule = Callable[[Node, Flow, int, Constants], Flow]
 def affine_chain(node: Node, flow: Flow) -> Chain:
     if flow.kind == "shape":
         raise node.refuse("computes with the sizes of the data")
-    if flow.kind == "activated":
+    if flow.kind in ("activated", "sigmoid"):  # a Sigmoid that a layer follows is no tail
         return _activated(node, flow)
     if flow.kind != "affine":
         raise node.refuse("comes after the scores were turned into probabilities or labels")
@@ -145,7 +145,7 @@ def _activated(node: Node, flow: Flow) -> Chain:
     found = recognise(flow.expression)
     if found is None:
         raise node.refuse("comes after an elementwise function that is no known activation")
-    chain = flow.chain
+    chain = flow.origin or flow.chain
     if found.inner != (1.0, 0.0):
         chain = chain.scale(node.label, *found.inner)
     chain = chain.activate(node.label, found.activation)

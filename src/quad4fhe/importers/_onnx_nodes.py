@@ -180,7 +180,8 @@ def _sigmoid(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
     _tail(node, flow)
     if flow.kind != "affine":
         raise node.refuse("squashes scores twice")
-    return replace(flow, kind="sigmoid")
+    # A tail, or the activation of another hidden layer: the nodes that follow tell.
+    return replace(flow, kind="sigmoid", expression=flow.expression.function("sigmoid"))
 
 
 def _softmax(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:

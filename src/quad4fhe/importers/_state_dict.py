@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from numpy.typing import NDArray
@@ -62,37 +63,58 @@ def from_state_dict(entries: Mapping[str, NDArray[Any]], activation: Activation 
     """Build the model from its layers' names and arrays; a state dict does not record its activation."""
     chosen = Activation.parse(activation) if isinstance(activation, str) else activation
     slopes, others = _slopes(entries)
-    if slopes is not None:
-        if chosen not in (None, slopes):
+    if slopes:
+        if chosen is not None and set(slopes.values()) != {chosen}:
             raise InputError(f"the activation is said to be {chosen}, but the state dict has the slopes of a PReLU")
-        chosen = slopes
+        return _assembled(others, slopes)
     made = _assembled(others, chosen or RELU)
     return made if chosen is not None else made.with_notes(ASSUMED)
 
 
-def _slopes(entries: Mapping[str, NDArray[Any]]) -> tuple[Activation | None, Mapping[str, NDArray[Any]]]:
-    """The slopes of a PReLU, which is the only layer with a weight vector and nothing else, and the other entries."""
+def _slopes(entries: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Activation], Mapping[str, NDArray[Any]]]:
+    """The slopes of PReLUs by name, the only layers with a weight vector and nothing else, and the other entries."""
     prefixes: dict[str, list[str]] = {}
     for key in entries:
         prefixes.setdefault(key.rpartition(".")[0], []).append(key)
     own = [keys[0] for keys in prefixes.values() if len(keys) == 1 and keys[0].endswith("weight")]
     alone = [key for key in own if entries[key].ndim == 1]
-    if len(alone) != 1:
-        return None, entries
-    slopes = Activation("leaky_relu", (tuple(entries[alone[0]].tolist()),))
-    return slopes, {key: value for key, value in entries.items() if key != alone[0]}
+    slopes = {key.rpartition(".")[0]: Activation("leaky_relu", (tuple(entries[key].tolist()),)) for key in alone}
+    return slopes, {key: value for key, value in entries.items() if key not in alone}
 
 
-def _assembled(entries: Mapping[str, NDArray[Any]], activation: Activation) -> MLP:
+def _between(groups: Sequence[list[_Layer]], slopes: Mapping[str, Activation]) -> list[Activation]:
+    """The PReLU between each pair of groups; refused where the numbers in the names do not show one for each."""
+    if len(groups) == 2 and len(slopes) == 1:
+        return list(slopes.values())
+    at = {_number(name): slope for name, slope in slopes.items()}
+    found = []
+    for before, after in pairwise(groups):
+        low, high = max(_number(each.name) for each in before), min(_number(each.name) for each in after)
+        found += [at[number] for number in at if low < number < high]
+    if not len(found) == len(at) == len(slopes) == len(groups) - 1:
+        raise InputError(
+            f"the state dict has {len(slopes)} PReLU layers for {len(groups) - 1} hidden layers, or names that do not "
+            f"say which belongs to which; {_WAY_OUT}"
+        )
+    return found
+
+
+def _number(name: str) -> int:
+    """The last number in a name, -1 without one."""
+    return int(found[-1]) if (found := re.findall(r"\d+", name)) else -1
+
+
+def _assembled(entries: Mapping[str, NDArray[Any]], activation: Activation | Mapping[str, Activation]) -> MLP:
     layers = _layers(entries)
     linears = [layer for layer in layers if layer.linear]
     if len(linears) < 2:
         names = ", ".join(repr(layer.name) for layer in linears) or "none"
         raise InputError(f"found {len(linears)} Linear layers ({names}), wanted two or more; {_WAY_OUT}")
     groups = _deeper_groups(layers) if len(linears) > 2 else _by_index(layers) or _by_shape(layers)
+    several = [activation] * (len(groups) - 1) if isinstance(activation, Activation) else _between(groups, activation)
     chain = Chain()
     for number, group in enumerate(groups):
-        chain = chain.activate("the activation", activation) if number else chain
+        chain = chain.activate("the activation", several[number - 1]) if number else chain
         for layer in group:
             chain = layer.onto(chain)
     return chain.mlp()
@@ -101,7 +123,7 @@ def _assembled(entries: Mapping[str, NDArray[Any]], activation: Activation) -> M
 def _deeper_groups(layers: Sequence[_Layer]) -> list[list[_Layer]]:
     """The layers between the activations of a deeper network, in the order of the numbers in their names."""
     stems = {re.sub(r"\d+", "#", layer.name) for layer in layers if layer.linear}
-    numbers = [int(found[-1]) if (found := re.findall(r"\d+", layer.name)) else -1 for layer in layers]
+    numbers = [_number(layer.name) for layer in layers]
     whole = {layer.name.rpartition(".")[0] for layer in layers}
     if len(stems) > 1 or len(set(numbers)) < len(numbers) or (len(whole) > 1 and not all(x.linear for x in layers)):
         raise InputError(f"the names of the layers do not say in which order they run; {_WAY_OUT}")

@@ -61,8 +61,10 @@ def save(mlp: MLP, path: str | Path) -> None:
     """Write W1, b1, W2, b2 in float64, the activation and the feature part; the suffix says how."""
     place = Path(path)
     arrays: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(array) for name, array in _arrays(mlp).items()}
-    if not mlp.activation.is_default:
-        arrays[_ACTIVATION] = np.frombuffer(json.dumps(mlp.activation.plain()).encode(), dtype=np.uint8)
+    if not all(each.is_default for each in mlp.activations):
+        kinds = [each.plain() for each in mlp.activations]  # a deeper network has a list of them
+        text = json.dumps(kinds if mlp.layers else kinds[0])
+        arrays[_ACTIVATION] = np.frombuffer(text.encode(), dtype=np.uint8)
     if mlp.feature_part is not None:
         arrays[_PART] = np.frombuffer(mlp.feature_part.graph, dtype=np.uint8)
     if place.suffix == ".safetensors":
@@ -90,13 +92,16 @@ def _from_names(names: Iterable[str], read: Callable[[str], NDArray[Any]], activ
         part = FeaturePart(_bytes(_PART, read(_PART))) if _PART in held else None
         own = _stored(read(_ACTIVATION)) if _ACTIVATION in held else None
         given = Activation.parse(activation) if isinstance(activation, str) else activation
-        if own is not None and given not in (None, own):
-            raise InputError(f"the file says that its activation is {own}, not {given}; leave --activation out")
+        if own is not None and given is not None and set(own) != {given}:
+            said = " and ".join(map(str, own))
+            raise InputError(f"the file says that its activation is {said}, not {given}; leave --activation out")
         deepest = next(k for k in range(2, len(held) + 3) if not {f"W{k + 1}", f"b{k + 1}"} <= set(held))
         pairs = [(read(f"W{k}"), read(f"b{k}")) for k in range(1, deepest + 1)]
         if deepest > 2:
             return DeepMLP(*pairs[0], pairs[1:], activation=own or given or RELU, feature_part=part)
-        return MLP(*pairs[0], *pairs[1], activation=own or given or RELU, feature_part=part)
+        if own is not None and len(own) != 1:
+            raise InputError(f"the file has {len(own)} activations for one hidden layer; save the model again")
+        return MLP(*pairs[0], *pairs[1], activation=(own or (given or RELU,))[0], feature_part=part)
     if len(missing) == len(_NAMES) and any(name.endswith(".weight") for name in held):
         return from_state_dict({name: read(name) for name in held}, activation)
     shown = ", ".join(repr(name) for name in held[:_LISTED]) + (", ..." if len(held) > _LISTED else "")
@@ -111,10 +116,12 @@ def _bytes(name: str, array: NDArray[Any]) -> bytes:
     return array.tobytes()
 
 
-def _stored(array: NDArray[Any]) -> Activation:
+def _stored(array: NDArray[Any]) -> tuple[Activation, ...]:
+    """One activation, or one for each hidden layer."""
     with parsing("the activation", "save the model again"):
         document = json.loads(_bytes(_ACTIVATION, array))
-        return Activation.from_plain(document)
+        each = document if isinstance(document[0], list) else [document]
+        return tuple(Activation.from_plain(one) for one in each)
 
 
 def _load(path: str | Path, *, activation: Activation | str | None = None) -> MLP:

@@ -8,7 +8,7 @@ them, in exact arithmetic and without the solvers.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
@@ -23,12 +23,15 @@ from quad4fhe.io.rows import Rows, as_rows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.evidence import Evidence
-from quad4fhe.proof.exact import shard_decisions, target_labels
+from quad4fhe.proof.exact import shard_decisions, target_labels, target_settled
 from quad4fhe.proof.promise import Guarantee
+from quad4fhe.proof.settled import Settled
 from quad4fhe.regime import Regime
 from quad4fhe.workers.pool import Workers
 
-FORMAT = 1
+FORMAT = 2
+OLDEST = 1
+"""Certificates of this format do not say how the model's decisions were settled."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
@@ -38,7 +41,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     `mismatches` are the calibration rows whose decision is lost, `ties` counts exact ties of the ReLU logits,
     `margin` is the smallest gap between the winning logit and the next of a lossless replacement. A replacement that
-    keeps every decision, but some only by the tie rule, is not called lossless.
+    keeps every decision, but some only by the tie rule, is not called lossless. `settled` counts how the trained
+    model's own decisions were settled; a certificate of format 1 does not have it.
     """
 
     format: int
@@ -52,6 +56,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     replacement_sha256: Sha256
     calibration_sha256: Sha256
     targets_sha256: Sha256
+    settled: Settled | None = None
 
 
 class Certified(Protocol):
@@ -111,7 +116,11 @@ class Certified(Protocol):
 
 
 class Examined(NamedTuple):
-    """One shard: labels (k,) of both models, ties, whether the replacement is strict, its gaps, how many were exact."""
+    """One shard: labels (k,) of both models, ties, whether the replacement is strict, its gaps, how many were exact.
+
+    `settled` are the counts of how the trained model's decisions were settled, and `close` of those at the limit of
+    the float bound.
+    """
 
     target: NDArray[Any]
     label: NDArray[Any]
@@ -120,6 +129,8 @@ class Examined(NamedTuple):
     gap: Array
     gap_error: Array
     rational: int
+    settled: list[int]
+    close: int
 
 
 def examine(shard: Shard, mlp: MLP, model: PolynomialModel) -> Examined:
@@ -134,6 +145,8 @@ def examine(shard: Shard, mlp: MLP, model: PolynomialModel) -> Examined:
         kept.gap,
         kept.gap_error,
         targets.rational + kept.rational,
+        targets.settled.counts(),
+        targets.close,
     )
 
 
@@ -144,7 +157,8 @@ def _certify(shard: Shard, mlp: MLP, model: PolynomialModel) -> Examined:
     small = np.min_scalar_type(mlp.classes - 1)
     (own,) = shard.keep(("labels", model.sha256), lambda: (kept.label.astype(small),))
     ties = int(np.count_nonzero(~strict))
-    return Examined(label.astype(small), own, ties, bool(kept.strict.all()), kept.gap, np.empty(0), 0)
+    strict_all, settled = bool(kept.strict.all()), target_settled(shard, mlp).counts()
+    return Examined(label.astype(small), own, ties, strict_all, kept.gap, np.empty(0), 0, settled, 0)
 
 
 @dataclass
@@ -156,6 +170,8 @@ class Found:
     mismatches: list[NDArray[np.int64]]
     ties: int = 0
     strict: bool = True
+    settled: Settled = field(default_factory=Settled.of)
+    close: int = 0
 
     @classmethod
     def none(cls, n: int, classes: int) -> Found:
@@ -168,6 +184,8 @@ class Found:
         self.mismatches.append(np.flatnonzero(part.target != part.label) + rows.start)
         self.ties += part.ties
         self.strict = self.strict and part.strict
+        self.settled += Settled.of(part.settled)
+        self.close += part.close
 
     @property
     def lost(self) -> list[int]:
@@ -225,6 +243,7 @@ def certify(
         replacement_sha256=model.sha256,
         calibration_sha256=calibration_sha256 or samples_sha256("X_cal", shards.rows),
         targets_sha256=labels_sha256(found.targets),
+        settled=found.settled,
     )
     return certificate, found.margins
 

@@ -7,17 +7,19 @@ so that one rule covers all models: the largest logit wins, the lowest index on 
 A transcendental activation (GELU, tanh) has no rational values. Its samples are settled by intervals that are proved to
 contain the logits, with more and more bits; two logits that are still level at the last step count as a tie. The
 first, floating-point step trusts the library's exp, tanh and erf to `activations.LIBRARY`, far less than they claim.
+`Settled` counts what was settled how.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,7 @@ from quad4fhe._progress import Progress, silent
 from quad4fhe.activations.intervals import ZERO, Interval
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.proof.settled import BITS, WAYS, Settled, float_way
 
 if TYPE_CHECKING:  # exact decisions do not depend on how the rows are stored
     from quad4fhe.calibration.scratch import Arrays
@@ -36,8 +39,6 @@ _UNIT = 2.0**-53
 _TINY = 2.0**-1022  # covers every product that underflows, also where results are flushed to zero
 _SLACK = 1.001  # covers the rounding of the bounds themselves, which are sums of fewer than 2^40 positive terms
 
-_BITS = (96, 256, 1024)  # of the intervals of a transcendental activation
-
 Model = MLP | PolynomialModel
 
 
@@ -46,7 +47,9 @@ class Decisions:
     """Decisions of one model on n samples; `label` and `strict` are exact, `gap` is within `gap_error`.
 
     label (n,) is the winning class, strict (n,) says that no other class ties with it, gap (n,) is the winner's logit
-    minus the runner-up's, and `rational` counts the samples that only exact arithmetic could settle.
+    minus the runner-up's, and `rational` counts the samples that only exact arithmetic could settle. `settled` counts
+    all rows by how they were settled, and `close` those so near to the limit of the float bound that another machine
+    could settle them in another way.
     """
 
     label: IntArray
@@ -54,6 +57,8 @@ class Decisions:
     gap: Array
     gap_error: Array
     rational: int
+    settled: Settled
+    close: int
 
     @property
     def ties(self) -> int:
@@ -73,14 +78,22 @@ def shard_decisions(model: Model, shard: Shard) -> Decisions:
 
 
 def target_labels(shard: Shard, mlp: MLP) -> tuple[IntArray, BoolArray]:
-    """The ReLU model's decisions on a shard and whether each is strict, computed once and kept."""
+    """The trained model's decisions on a shard and whether each is strict, computed once and kept."""
+    label, strict, _ = _targets(shard, mlp)
+    return label.astype(np.int64), strict
 
+
+def target_settled(shard: Shard, mlp: MLP) -> Settled:
+    """How these decisions were settled."""
+    return Settled.of(_targets(shard, mlp)[2].tolist())
+
+
+def _targets(shard: Shard, mlp: MLP) -> Arrays:
     def make() -> Arrays:
         found = shard_decisions(mlp, shard)
-        return found.label.astype(np.min_scalar_type(mlp.classes - 1)), found.strict
+        return found.label.astype(np.min_scalar_type(mlp.classes - 1)), found.strict, np.array(found.settled.counts())
 
-    label, strict = shard.keep("targets", make)
-    return label.astype(np.int64), strict
+    return shard.keep("targets", make)
 
 
 def _row_bytes(model: Model) -> int:
@@ -92,14 +105,18 @@ def _decisions(model: Model, n: int, chunks: Iterable[tuple[slice, Array]], name
     strict = np.ones(n, dtype=np.bool_)
     gap, gap_error = np.empty(n), np.zeros(n)
     whole = WholeNumbers(model)
-    rational = 0
-    seen: dict[bytes, tuple[int, bool, float]] = {}
+    ways: Counter[str] = Counter()
+    rational = close = 0
+    seen: dict[bytes, Verdict] = {}
+    by_floats = float_way(model) if isinstance(model, MLP) else "bound"
     for rows, chunk in chunks:
         # Inputs near the end of the float range overflow here; such samples stay open.
         with np.errstate(over="ignore", invalid="ignore"):
             logits, error = _two_or_more(*bounded_logits(model, chunk))
-            top, settled, gap[rows], gap_error[rows] = _settle(logits, error)
+            top, settled, near, gap[rows], gap_error[rows] = _settle(logits, error)
         label[rows] = top
+        ways[by_floats] += int(np.count_nonzero(settled))
+        close += near
         for i in np.flatnonzero(~settled):
             key = chunk[i].tobytes()
             if key not in seen:
@@ -107,9 +124,9 @@ def _decisions(model: Model, n: int, chunks: Iterable[tuple[slice, Array]], name
                 rational += 1
                 progress(f"exact arithmetic on row {rows.start + int(i)} of {name}", rows.start + int(i), n)
             at = rows.start + int(i)
-            label[at], strict[at], gap[at] = seen[key]
-            gap_error[at] = abs(gap[at]) * _UNIT + 5e-324
-    return Decisions(label, strict, gap, gap_error, rational)
+            label[at], strict[at], gap[at], gap_error[at], way = seen[key]
+            ways[way] += 1
+    return Decisions(label, strict, gap, gap_error, rational, Settled.of([ways[way] for way in WAYS]), close)
 
 
 def bounded_logits(model: Model, X: Array) -> tuple[Array, Array]:
@@ -140,10 +157,11 @@ def bounded_logits(model: Model, X: Array) -> tuple[Array, Array]:
 
 def _bounded_layers(model: MLP, y: Array, y_error: Array) -> tuple[Array, Array]:
     """The same through all layers of a deeper network: the error of each layer moves the next one."""
-    for W, b in model.layers:
+    for activation, (W, b) in zip(model.activations, model.layers, strict=True):
         m, size = W.shape[1], np.abs(W).T
-        r = np.maximum(y, 0.0)
-        y_error = _SLACK * (2 * (m + 4) * _UNIT * (r @ size + np.abs(b)) + y_error @ size) + (m + 4) * _TINY
+        r = activation(y)
+        moved = y_error if activation.is_default else activation.error(y, y_error)
+        y_error = _SLACK * (2 * (m + 4) * _UNIT * (np.abs(r) @ size + np.abs(b)) + moved @ size) + (m + 4) * _TINY
         y = r @ W.T + b
     return y, y_error
 
@@ -172,8 +190,8 @@ def _two_or_more(logits: Array, error: Array) -> tuple[Array, Array]:
     return np.hstack([zero, logits]), np.hstack([zero, error])
 
 
-def _settle(logits: Array, error: Array) -> tuple[IntArray, BoolArray, Array, Array]:
-    """The winner per row, whether the error bound leaves no doubt, and the gap with its error."""
+def _settle(logits: Array, error: Array) -> tuple[IntArray, BoolArray, int, Array, Array]:
+    """The winner per row, whether the error bound leaves no doubt, how many are near it, and the gap with its error."""
     at = np.arange(logits.shape[0])
     top = np.argmax(logits, axis=1)
     best, low = logits[at, top], (logits - error)[at, top]
@@ -183,15 +201,40 @@ def _settle(logits: Array, error: Array) -> tuple[IntArray, BoolArray, Array, Ar
     second = np.argmax(rivals, axis=1)
     gap = best - rivals[at, second]
     gap_error = error[at, top] + error.max(axis=1)
+    room = low - high.max(axis=1)
+    near = int(np.count_nonzero(np.abs(room) <= 0.5 * gap_error))
     # A comparison with NaN is false, so a row that overflowed stays open.
-    return top.astype(np.int64), low > high.max(axis=1), gap, gap_error
+    return top.astype(np.int64), room > 0, near, gap, gap_error
 
 
-def _decide_exactly(logits: list[Fraction]) -> tuple[int, bool, float]:
+class Verdict(NamedTuple):
+    """The decision of one sample: its class, whether it is strict, its gap within `gap_error`, and how it was found."""
+
+    label: int
+    strict: bool
+    gap: float
+    gap_error: float
+    way: str
+
+
+def _decide_exactly(logits: list[Fraction]) -> Verdict:
     best = max(logits)
     top = logits.index(best)
     rest = max(value for c, value in enumerate(logits) if c != top)
-    return top, rest < best, _nearest(best - rest)
+    gap = _nearest(best - rest)
+    return Verdict(top, rest < best, gap, abs(gap) * _UNIT + 5e-324, "fractions")
+
+
+def _decide_enclosed(logits: list[Interval]) -> Verdict | None:
+    """The decision, if one interval is above all others."""
+    top = max(range(len(logits)), key=lambda c: logits[c].low)
+    others = [each for c, each in enumerate(logits) if c != top]
+    rest = Interval(max(each.low for each in others), max(each.high for each in others))
+    gap = logits[top] - rest
+    if gap.low <= 0:
+        return None
+    nearest = _nearest(gap.low)
+    return Verdict(top, True, nearest, _nearest(gap.high - gap.low) + 2 * abs(nearest) * _UNIT + 5e-324, "intervals")
 
 
 def _nearest(value: Fraction) -> float:
@@ -251,7 +294,8 @@ class WholeNumbers:
 
     @cached_property
     def _layers(self) -> list[tuple[_Dyadic, _Dyadic]]:
-        layers = self._model.layers if isinstance(self._model, MLP) else ()
+        assert isinstance(self._model, MLP), "a polynomial has no layers after the first"
+        layers = self._model.layers or ((self._model.W2, self._model.b2),)
         return [(_Dyadic.of(W), _Dyadic.of(b)) for W, b in layers]
 
     def hidden(self, x: Array) -> _Dyadic:
@@ -259,49 +303,58 @@ class WholeNumbers:
         w = self._weights
         return w["W1"] @ _Dyadic.of(x) + w["b1"]
 
-    def decision(self, x: Array) -> tuple[int, bool, float]:
+    def decision(self, x: Array) -> Verdict:
         """The winner of one sample, whether no other class ties with it, and its gap to the next."""
-        if isinstance(self._model, MLP) and not self._model.activation.is_exact:
+        if isinstance(self._model, MLP) and self._model.settled_by == "intervals":
             return self._decide_by_intervals(self._model, x)
         return _decide_exactly(self.logits(x))
 
-    def _decide_by_intervals(self, mlp: MLP, x: Array) -> tuple[int, bool, float]:
-        y = self.hidden(x).fractions()
-        rows, biases = [[Fraction(v) for v in row] for row in mlp.W2], [Fraction(v) for v in mlp.b2]
-        for bits in _BITS:
-            units = [mlp.activation.interval(value, unit, bits) for unit, value in enumerate(y)]
-            logits = [
-                sum((Interval.at(w) * u for w, u in zip(row, units, strict=True)), Interval.at(bias))
-                for row, bias in zip(rows, biases, strict=True)
-            ]
+    def _decide_by_intervals(self, mlp: MLP, x: Array) -> Verdict:
+        y = [Interval.at(value) for value in self.hidden(x).fractions()]
+        for bits in BITS:
+            logits = self._enclosed(mlp, y, bits)
             found = [ZERO, *logits] if len(logits) == 1 else logits
-            top = max(range(len(found)), key=lambda c: found[c].low)
-            rest = max(each.high for c, each in enumerate(found) if c != top)
-            if found[top].low > rest:
-                gap = found[top].low - max(each.low for c, each in enumerate(found) if c != top)
-                return top, True, _nearest(gap)
-        level = [c for c, each in enumerate(found) if each.high >= found[top].low]
-        return level[0], False, 0.0
+            verdict = _decide_enclosed(found)
+            if verdict is not None:
+                return verdict
+        floor = max(each.low for each in found)
+        level = next(c for c, each in enumerate(found) if each.high >= floor)
+        return Verdict(level, False, 0.0, _nearest(max(each.high for each in found) - floor), "level")
+
+    def _enclosed(self, mlp: MLP, values: list[Interval], bits: int) -> list[Interval]:
+        """Intervals around the logits, from intervals around the pre-activations of the first layer."""
+        unit = 2**bits
+        for activation, (weight, bias) in zip(mlp.activations, self._layers, strict=True):
+            active = [activation.around(each, j, bits) for j, each in enumerate(values)]
+            low = np.array([math.floor(each.low * unit) for each in active], dtype=object)
+            high = np.array([math.ceil(each.high * unit) for each in active], dtype=object)
+            up, down = np.maximum(weight.whole, 0), np.minimum(weight.whole, 0)
+            ends = (up @ low + down @ high, up @ high + down @ low)
+            lows, highs = ((_Dyadic(end, weight.exponent - bits) + bias).fractions() for end in ends)
+            values = [Interval(*pair).rounded(bits) for pair in zip(lows, highs, strict=True)]
+        return values
 
     def logits(self, x: Array) -> list[Fraction]:
-        """Exact logits of one sample, a binary score as (0, score); not of a transcendental activation."""
-        w, y = self._weights, self.hidden(x)
-        if isinstance(self._model, MLP) and not self._model.activation.is_default:
-            mlp = self._model
-            units = [mlp.activation.fraction(value, unit) for unit, value in enumerate(y.fractions())]
-            exact = [sum((Fraction(w) * u for w, u in zip(row, units, strict=True)), Fraction(0)) for row in mlp.W2]
-            return self._classes([total + Fraction(bias) for total, bias in zip(exact, mlp.b2, strict=True)])
-        if isinstance(self._model, MLP) and self._model.layers:
-            out = y
-            for weight, bias in self._layers:
-                out = weight @ out.map(lambda v: np.maximum(v, 0)) + bias
-        elif isinstance(self._model, MLP):
-            out = w["W2"] @ y.map(lambda v: np.maximum(v, 0)) + w["b2"]
-        else:
-            out = w["c"]
+        """Exact logits of one sample, a binary score as (0, score); only where fractions settle the decisions."""
+        y = self.hidden(x)
+        if not isinstance(self._model, MLP):
+            out = self._weights["c"]
             for k, block in enumerate(self._blocks, start=1):
                 out = out + block @ y.map(lambda v, k=k: v**k, power=k)
-        return self._classes(out.fractions())
+            return self._classes(out.fractions())
+        if not all(each.is_default for each in self._model.activations):
+            return self._classes(self._fractions(self._model, y.fractions()))
+        for weight, bias in self._layers:
+            y = weight @ y.map(lambda v: np.maximum(v, 0)) + bias
+        return self._classes(y.fractions())
+
+    def _fractions(self, mlp: MLP, values: list[Fraction]) -> list[Fraction]:
+        """The same for other activations than ReLU."""
+        for activation, (W, b) in zip(mlp.activations, mlp.layers or ((mlp.W2, mlp.b2),), strict=True):
+            active = [activation.fraction(value, j) for j, value in enumerate(values)]
+            sums = [sum((Fraction(w) * u for w, u in zip(row, active, strict=True)), Fraction(0)) for row in W]
+            values = [total + Fraction(bias) for total, bias in zip(sums, b, strict=True)]
+        return values
 
     def lift(self, x: Array, degree: int = 2) -> list[list[Fraction]]:
         """Exact sums of k-th powers under an MLP's head, k = degree ... 1, one entry per class each (Eq. QHc: Q, L)."""

@@ -21,6 +21,7 @@ from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.certificate import (
     FORMAT,
+    OLDEST,
     Certificate,
     Certified,
     Examined,
@@ -34,6 +35,7 @@ from quad4fhe.proof.evidence import check_evidence
 from quad4fhe.proof.families import is_rounded_layer, rule_of
 from quad4fhe.proof.holdout import hold_out, split_rows
 from quad4fhe.proof.promise import Guarantee, compressed
+from quad4fhe.proof.settled import WAYS, Settled, problem
 from quad4fhe.raw import rows_for
 from quad4fhe.regime import Regime
 from quad4fhe.workers.pool import Workers
@@ -44,8 +46,9 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
     The check computes every figure itself. `margin` is the smallest gap between a winning logit and the next.
     `rational` counts the decisions that needed exact arithmetic (the others are certain by a rounding-error bound);
-    `weights` are those of the impossibility evidence, rounded to floats; they add up to one. `guarantee` is the promise
-    about new inputs, if the hold-out rows were given.
+    `weights` are those of the impossibility evidence, rounded to floats; they add up to one. `settled` counts how the
+    trained model's own decisions were settled. `guarantee` is the promise about new inputs, if the hold-out rows were
+    given.
     """
 
     statement: Literal["lossless", "measured"]
@@ -57,6 +60,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     impossible: bool
     rational: int
     weights: list[float]
+    settled: Settled
     guarantee: Guarantee | None = None
 
 
@@ -142,6 +146,7 @@ def _verified(fit: Certified, mlp: MLP | None, rows: Rows, team: Workers | None,
         impossible=claim.impossible is not None,
         rational=rational,
         weights=[float(weight) for weight in weights],
+        settled=found.settled,
     )
 
 
@@ -155,8 +160,16 @@ def _same(what: str, found: str | None, claimed: str) -> None:
 def check_without_data(fit: Certified) -> None:
     """Check what needs no data: the hashes of both models, the coefficients, the regime, and contradictions."""
     claim = fit.certificate
-    if claim.format != FORMAT:
-        raise CertificateError(f"the certificate has format {claim.format}, this version checks format {FORMAT}")
+    if not OLDEST <= claim.format <= FORMAT:
+        raise CertificateError(
+            f"the certificate has format {claim.format}, this version checks formats {OLDEST} to {FORMAT}"
+        )
+    if (claim.settled is None) != (claim.format == OLDEST):
+        said = "says" if claim.settled is not None else "does not say"
+        raise CertificateError(f"the certificate has format {claim.format} and {said} how decisions were settled")
+    wrong = None if claim.settled is None else problem(claim.settled, fit.mlp, claim.samples)
+    if wrong is not None:
+        raise CertificateError(wrong)
     _same("the model in the fit", fit.mlp.sha256, claim.model_sha256)
     _same("the replacement in the fit", fit.model.sha256, claim.replacement_sha256)
     _check_coefficients(fit)
@@ -210,6 +223,7 @@ def _check_decisions(fit: Certified, shards: Shards, report: Report) -> tuple[in
     _same("the ReLU model's decisions", labels_sha256(found.targets), claim.targets_sha256)
     if found.ties != claim.ties:
         raise CertificateError(f"the ReLU logits tie on {found.ties} rows, the certificate says {claim.ties}")
+    _check_settled(claim.settled, found)
     _check_statement(claim, found, lowest, highest)
     # The encryption plan relies on these, so they must hold for the calibration data.
     if str(fit.regime) == "hard" and claim.statement != "lossless":
@@ -219,6 +233,22 @@ def _check_decisions(fit: Certified, shards: Shards, report: Report) -> tuple[in
     if wrong_margin:
         raise CertificateError("the margins are not those of the replacement on the calibration data")
     return rational, found
+
+
+def _check_settled(claim: Settled | None, found: Found) -> None:
+    """The counts must be those found here, but for rows at the very limit of the float bound.
+
+    Sums of floats differ in their last bits between processors, so such a row may be settled in another way elsewhere.
+    """
+    if claim is None:  # an older certificate
+        return
+    for way in WAYS:
+        stated, own = getattr(claim, way), getattr(found.settled, way)
+        if abs(stated - own) > found.close:
+            raise CertificateError(
+                f"the certificate says that the model's decisions were settled so: {claim.sentence()}; "
+                f"they are settled so: {found.settled.sentence()}"
+            )
 
 
 def _recheck(shard: Shard, mlp: MLP, model: PolynomialModel) -> tuple[Examined, Array, Array]:

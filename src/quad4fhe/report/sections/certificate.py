@@ -41,7 +41,8 @@ other, exactly.</p>
 {% endif %}
 <p><span class="mark">It holds: </span>it was checked when this page was made, from the weights and the inputs, without
 the solvers. {{ "{:,}".format(found.verified.rational) }} decisions needed exact arithmetic; a rounding-error bound
-settles the others. Check it yourself:</p>
+settles the others. The decisions of the trained model: {{ found.verified.settled.sentence() }}.
+{% if not found.verified.settled.is_exact %}So not all of them are proved. {% endif %}Check it yourself:</p>
 {{ command(found.source.verify()) }}
 <p>The certificate is about the calibration set. On new data, agreement is measured, never promised.</p>
 {{ pairs(fields) }}
