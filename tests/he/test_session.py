@@ -267,13 +267,20 @@ def test_the_simulator_agrees_with_the_real_error_within_a_factor_of_two(trained
     X = data.X_cal[:4000].astype(np.float64)
     fit = stand_in(model, X)
     made = plan(fit, samples=512 if layout == "batch" else 16, layout=layout, precision="fast", X=X)
-    shown = X[: 512 if layout == "batch" else 32]
+    # Some of the noise is drawn once with a key or a plaintext, so several of each are averaged. In layout packed the
+    # one logit of breast_cancer has hardly any other than that of the plaintexts, so a mean takes many servers.
+    many = (layout, name) == ("packed", "breast_cancer")
+    shown = X[: 512 if layout == "batch" else 16 if many else 32]
     exact = wanted(fit, shown)
-    # Some of the noise is drawn once with a key or a plaintext, so several of each are averaged.
     real, forecast = [], []
     for _ in range(1 if layout == "batch" else 6):
-        client, server = connect(fit, made)
-        real.append(((run(client, server, shown) - exact) ** 2).mean())
+        client = Client(made)
+        keys = client.evaluation_keys()
+        for _ in range(8 if many else 1):
+            server = Server(fit, made)
+            if keys is not None:
+                server.register(client.key_id, keys)
+            real.append(((run(client, server, shown) - exact) ** 2).mean())
     for seed in range(8):
         simulated = run(SimulatedClient(made, seed), SimulatedServer(fit, made, 100 + seed), shown)
         forecast.append(((simulated - exact) ** 2).mean())

@@ -23,7 +23,6 @@ from quad4fhe.layouts.residues import KernelName
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.costs import Counts, groups, readable_count
 from quad4fhe.planning.fold import centred, fold
-from quad4fhe.planning.noise import DITHER
 from quad4fhe.planning.plan import Plan
 from quad4fhe.planning.target import Choice, Question
 from quad4fhe.polynomial import PolynomialModel
@@ -90,8 +89,9 @@ class PackedLayout(Layout):
         circuit, packing = fold(model, plan.domain.box, "skip"), packing_of(plan)
         _, T, constant = (part.floats() for part in centred(model))
         hidden = np.sqrt(unit_variance(model, packing, plan.chain)).T * 2.0**-plan.scales.x
-        # A plaintext is encoded once, so its rounding is the same for every request.
-        plain = np.sqrt(DITHER * plan.chain.ring / 2) * 2.0**-plan.scales.v
+        # A plaintext is encoded once, so its rounding is the same for every request. Random rounding has the variance
+        # 1/6 on average over all fractions; DITHER, for the bound, is its largest.
+        plain = np.sqrt(plan.chain.ring / 6 / 2) * 2.0**-plan.scales.v
         V = circuit.V + rng.normal(size=circuit.V.shape) * plain
         if packing.columns > 1:
             T = T + rng.normal(size=T.shape) * plain
