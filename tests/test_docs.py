@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 
 import quad4fhe
+from support.serving import free_port
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -70,7 +71,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.scope: dict[str, object] = {}
-        self.port = _free_port()
+        self.port = free_port()
         self.servers: list[subprocess.Popen[bytes]] = []
         tools = folder / ".tools"
         tools.mkdir()
@@ -124,13 +125,6 @@ class Reader:
         for server in self.servers:
             server.terminate()
         return [server.wait(timeout=60) for server in self.servers]
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def _listens(port: int) -> bool:

@@ -167,7 +167,7 @@ def test_the_connection_is_closed_before_a_reply_is_decrypted(fit: Fit, batch: P
     real, checked = Client.decrypt, []
 
     def spy(client, reply):
-        until(lambda: server.connections == 0, 5.0)
+        until(lambda: server.connections == 0)
         checked.append(server.posts())
         return real(client, reply)
 

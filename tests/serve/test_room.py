@@ -21,6 +21,7 @@ from quad4fhe.he.session import Client
 from quad4fhe.planning.plan import Plan
 from quad4fhe.serve.client import Remote
 from quad4fhe.serve.middleware import SHORT_BYTES
+from quad4fhe.serve.receive import FIRST_SECONDS
 from support.serving import RunningServer, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the server's processes by prlimit")
@@ -183,7 +184,8 @@ def test_a_long_body_nobody_wants_is_not_read_and_the_client_sees_why(server, fi
 def test_a_refusal_does_not_wait_for_a_body_that_does_not_come(server) -> None:
     parsed = httpx.URL(server.url)
     head = "POST /models/nothing/evaluate HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
-    with socket.create_connection((parsed.host, parsed.port), timeout=5) as connection:
+    # The server gives up a body that does not begin after ten seconds.
+    with socket.create_connection((parsed.host, parsed.port), timeout=FIRST_SECONDS - 1) as connection:
         connection.sendall(f"{head}Content-Length: {2**30}\r\n\r\n".encode())
         got = b""
         while part := connection.recv(4096):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,25 +73,33 @@ def test_requests_in_flight_together_come_back_in_order(server, fits, concurrenc
 def test_two_requests_are_in_flight_by_default_and_one_that_fails_ends_them_all(server, fits, monkeypatch) -> None:
     fit = next(iter(fits.values()))
     real, lock, counts = Remote._evaluate, threading.Lock(), {"now": 0, "most": 0, "all": 0}
+    begun = [threading.Event() for _ in range(8)]
+    over = threading.Event()
 
-    def slow(remote, body, size):
+    def paired(remote, body, size):
+        """Each waits until the next one has begun, so two are always in flight; the fourth fails."""
         with lock:
+            number = counts["all"]
             counts["all"] += 1
             counts["now"] += 1
             counts["most"] = max(counts["most"], counts["now"])
-            broken = counts["all"] == 4
-        time.sleep(0.3)
+            begun[number].set()
+        if number >= 4:
+            over.wait(60)  # a request beyond the one that failed is not answered before that is known
+        else:
+            assert number == 3 or begun[number + 1].wait(60)
         with lock:
             counts["now"] -= 1
-        if broken:
+        if number == 3:
             raise ServiceError("broken")
         return real(remote, body, size)
 
-    monkeypatch.setattr(Remote, "_evaluate", slow)
+    monkeypatch.setattr(Remote, "_evaluate", paired)
     with Remote(server.url, model=fit.model.sha256, layout="packed") as remote:
         X = inside(fit, 6 * remote.plan.per_request)
         with pytest.raises(ServiceError, match="broken"):
             remote.predict(X)
+        over.set()
         assert counts["most"] == 2
         assert counts["all"] <= 5
         with pytest.raises(InputError, match="concurrency is 0, wanted 1 or more"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import sys
@@ -22,6 +23,7 @@ from support.serving import RunningServer, until, works
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and uses all of 127.0.0.0/8")
 
 TOKEN = "t" * 32
+SOON = protocol.HEAD_SECONDS - 1  # before the strangers' connections are ended for their slowness
 HALF = b"POST /models HTTP/1.1\r\nHost: x\r\nX-Half: "
 
 
@@ -133,9 +135,9 @@ def test_idle_sockets_and_half_sent_headers_keep_nobody_out(server, fitted, say,
     before = descriptors(server)
     with sockets(server, count, say, sources):
         for _ in range(3):
-            assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
-        assert httpx.get(f"{server.url}/models", timeout=5).status_code == 401
-        models = httpx.get(f"{server.url}/models", headers={"authorization": f"Bearer {TOKEN}"}, timeout=5)
+            assert httpx.get(f"{server.url}/health", timeout=SOON).status_code == 200
+        assert httpx.get(f"{server.url}/models", timeout=SOON).status_code == 401
+        models = httpx.get(f"{server.url}/models", headers={"authorization": f"Bearer {TOKEN}"}, timeout=SOON)
         assert models.status_code == 200
         assert descriptors(server) <= before + 512 + 8
     until(lambda: descriptors(server) <= before + 2)
@@ -145,7 +147,7 @@ def test_bodies_that_never_begin_keep_nobody_out(server: RunningServer, fitted: 
     path = f"/models/{fitted[1].model.sha256}/evaluate"
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\nContent-Length: 999\r\n"
     with sockets(server, 84, f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode()):
-        assert httpx.get(f"{server.url}/health", timeout=5).json() == {"workers": 1, "busy": 0}
+        assert httpx.get(f"{server.url}/health", timeout=SOON).json() == {"workers": 1, "busy": 0}
 
 
 @pytest.mark.parametrize(("count", "sources"), [(84, 1), (600, 100)])
@@ -197,7 +199,8 @@ def test_connections_that_wait_are_ended_after_their_time(server: RunningServer,
         for _ in range(6):  # a byte now and then is not a header
             time.sleep(0.5)
             slow.sendall(b"a")
-        allowed = max(protocol.HEAD_SECONDS, protocol.IDLE_SECONDS, protocol.HANDSHAKE_SECONDS) + 3
+        allowed = max(protocol.HEAD_SECONDS, protocol.IDLE_SECONDS, protocol.HANDSHAKE_SECONDS)
+        allowed += 30  # a busy machine; without a limit it would be forever
         assert max(map(ended, [*waiting, slow])) <= allowed
     assert server.healthy()["workers"] == 1
 
@@ -216,13 +219,14 @@ def test_a_limit_for_one_address_leaves_room_for_others(fitted: tuple[Path, Fit]
     words = ("--precision", "fast", "--samples", "4", "--layout", "batch", "--workers", "1")
     with RunningServer(fitted[0], *words, "--per-address", "3", "--max-connections", "6") as running:
         idle = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-        with sockets(running, 3, idle) as kept, sockets(running, 50):
-            time.sleep(0.3)
-            open_now = descriptors(running)
-            with sockets(running, 200, HALF, 50):
-                time.sleep(0.3)
-                assert descriptors(running) <= open_now + 4
-            del kept
+        before = descriptors(running)
+        with sockets(running, 3, idle) as kept:
+            for one in kept:
+                assert one.recv(4096).startswith(b"HTTP/1.1 200 ")
+            with sockets(running, 50) as silent, sockets(running, 200, HALF, 50) as strangers:
+                # What is closed can be read: all but the six that may stay.
+                until(lambda: len(select.select([*kept, *silent, *strangers], [], [], 0)[0]) >= 253 - 6)
+                assert descriptors(running) <= before + 6 + 2
         works(running, fitted[1])
 
 

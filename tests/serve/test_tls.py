@@ -33,7 +33,7 @@ def test_tls_serves_who_trusts_the_certificate_and_nobody_else(tmp_path: Path) -
         started = time.monotonic()
         with pytest.raises(ServiceError, match=f"speaks TLS; try {running.url}"):
             Remote(running.url.replace("https", "http"))
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60  # it does not try again until its patience of 120 seconds ends
         headers = {"content-type": "application/octet-stream", "content-length": str(2**28)}
         path = f"{running.url}/models/{fit.model.sha256}/evaluate"
         refused = httpx.post(path, content=iter([bytes(2**20)] * 2**8), headers=headers, verify=trust, timeout=30)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -38,12 +40,28 @@ def inside(fit: Fit, n: int) -> np.ndarray:
     return np.random.default_rng(3).uniform(*fit.box, size=(n, fit.model.features))
 
 
-def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until something is true."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port to listen on later: none that the system hands out to other sockets meanwhile."""
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:  # not Linux: ports for others usually begin there
+        first = 32768
+    start = max(10_000, first - 12_000)
+    choices = range(start, first)
+    # Test processes that run side by side begin at different places.
+    for offset in range(len(choices)):
+        port = choices[(os.getpid() * 97 + offset) % len(choices)]
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("no port is free")
 
 
 class RunningServer:
