@@ -80,6 +80,6 @@ def test_the_layout_of_raw_ciphertexts_is_checked_and_another_seal_refused(monke
 
 def test_a_chain_seal_does_not_accept_is_reported() -> None:
     made = chain(8192, (26, 26))
-    object.__setattr__(made, "special", 2**70 // 3)
+    object.__setattr__(made, "every", (*made.primes, 2**70 // 3))
     with pytest.raises((seal.SealError, ValueError, TypeError)):
         seal.Context(made)

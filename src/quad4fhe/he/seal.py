@@ -309,7 +309,11 @@ class SecretKey:
 
     def _rebased(self, made: Words, masks: Words) -> Words:
         """c0 + (c1 - mask) s; whoever sees `made` as well can solve for the secret."""
-        return self.context.exact().rebased(made, masks, self._values)
+        return self._exact.rebased(made, masks, self._values)
+
+    @cached_property
+    def _exact(self) -> Arithmetic:
+        return self.context.exact()
 
     @cached_property
     def _values(self) -> Words:
@@ -321,7 +325,7 @@ class SecretKey:
     def ternary(self) -> NDArray[np.int8]:
         """The secret's coefficients (N,), each -1, 0 or 1, for layouts that decrypt single coefficients."""
         q = self.context.chain.primes[0]
-        found = self.context.exact().from_ntt(self._values[None, : len(self.context.chain.primes)])[0, 0]
+        found = self._exact.from_ntt(self._values[None, : len(self.context.chain.primes)])[0, 0]
         return np.where(found == q - 1, -1, found.astype(np.int64)).astype(np.int8)
 
     def decrypt(self, ciphertext: Any) -> Array:
