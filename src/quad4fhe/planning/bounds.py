@@ -15,8 +15,8 @@ from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError
 from quad4fhe.planning.fold import Circuit, checked_box
 
-# An eigendecomposition per class is worth it while it takes about a second in all; beyond, the Frobenius norm bounds
-# the spectral norm at the price of one product per class.
+# An eigendecomposition per class is worth it as long as all of them take about a second. Beyond that, the Frobenius
+# norm bounds the spectral norm, for one product per class.
 _EIGEN_WORK = 4e9
 ROUNDS = 12  # of tightening the ellipsoid; one gives the ball
 _SLACK = 1e-9  # covers the rounding of the bound's own arithmetic where nothing cancels, many times over
@@ -212,11 +212,10 @@ def _form(W: Array, core: Array, v: Array, rounds: int, lost: float) -> float:
 
 @dataclass(frozen=True)
 class Domain:
-    """The inputs a client may encrypt, and how large a slot of the reply can get for them.
+    """The inputs that a client may encrypt, and how large a slot of the reply can become.
 
-    `bound` holds for every slot of a reply, padding and partial sums included; `logit` for the logits themselves, by
-    `method`. `outlier_bits` says how much the outermost thousandth of the samples costs everyone, where samples were
-    at hand.
+    `bound` holds for every slot of a reply, including padding and partial sums, `logit` for the logits alone, by
+    `method`. `outlier_bits` says how many bits the outermost thousandth of the samples costs, if samples were given.
     """
 
     low: tuple[float, ...] = field(repr=False)

@@ -20,7 +20,7 @@ from quad4fhe.errors import InputError
 if TYPE_CHECKING:
     from quad4fhe.planning.plan import Plan
 
-_ROOM_BITS = 2  # what the default room may cost of the bound of the logits, whatever the degree
+_ROOM_BITS = 2  # that the default room adds to the bound of the logits, at any degree
 _STEPS = 100  # advice names a share in hundredths
 
 
@@ -117,7 +117,7 @@ class Outside:
         self._beyond = np.zeros(self.box.shape[1])  # the furthest that a sample lies outside, per feature
 
     def add(self, X: NDArray[Any]) -> None:
-        """Count finite samples (n, d) that follow those before."""
+        """Count the next finite samples (n, d)."""
         low, high = self.box
         with np.errstate(over="ignore"):
             beyond = np.maximum(low - X, X - high)
@@ -134,7 +134,7 @@ class Outside:
         self._beyond = np.maximum(self._beyond, beyond.max(axis=0, initial=0.0))
 
     def check(self, of: str = "the box of this plan") -> None:
-        """Raise InputError if a sample lay outside."""
+        """Raise InputError if any sample was outside."""
         if not self._outside:
             return
         features = int(np.count_nonzero(self._beyond))

@@ -12,8 +12,8 @@ from functools import cache, cached_property
 from quad4fhe.errors import InputError
 
 # Security guidelines of 2024 (Bossuat et al., ePrint 2024/463), 128 classical bits, ternary secret, errors of deviation
-# 3.19: bits of the largest modulus of any sample the secret is used in. Where the numbers come from, and what our own
-# estimate says of them, is in docs/security_parameters.md.
+# 3.19: bits of the largest modulus of any sample made with the secret. docs/security_parameters.md has the source of
+# the numbers and our own estimate.
 SECURE_BITS = {1024: 26, 2048: 53, 4096: 106, 8192: 214, 16384: 430, 32768: 868}
 # SEAL itself checks by the Homomorphic Encryption Standard of 2018 and counts every prime, used or not.
 SEAL_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
@@ -38,7 +38,7 @@ class Chain:
     def __post_init__(self) -> None:
         if self.ring not in SECURE_BITS:
             raise InputError(f"ring {self.ring} is not one of {', '.join(map(str, SECURE_BITS))}")
-        if len(self.primes) > MOST_PRIMES:  # before they are multiplied: a stranger may send a million
+        if len(self.primes) > MOST_PRIMES:  # before multiplying them: an untrusted plan may have a million
             raise InputError(f"a chain of {len(self.primes)} primes; the security table has room for {MOST_PRIMES}")
         if len(set(self.every)) != len(self.every) or not self.primes:
             raise InputError(f"a chain needs one or more distinct primes and a special prime, got {self.every}")
@@ -70,17 +70,17 @@ class Chain:
 
     @cached_property
     def every(self) -> tuple[int, ...]:
-        """The primes as SEAL is given them: the special one, if there is one, comes last."""
+        """All primes in SEAL's order: the special one, if there is one, comes last."""
         return self.primes if self.special is None else (*self.primes, self.special)
 
     @cached_property
     def bits(self) -> int:
-        """The size of the largest modulus that a sample under the secret has: what the security table is about."""
+        """Bits of the largest modulus of a sample under the secret, which the security table limits."""
         return math.prod(self.every if self.keys else self.primes).bit_length()
 
     @cached_property
     def all_bits(self) -> int:
-        """The size of all primes together, used or not: what SEAL's own table, and other people's log Q, is about."""
+        """Bits of all primes together, used or not, which SEAL's own table limits; others call this log Q."""
         return math.prod(self.every).bit_length()
 
     @property
@@ -94,8 +94,8 @@ class Chain:
 def chain(ring: int, prime_bits: tuple[int, ...], special_bits: int | None = None) -> Chain:
     """The chain of the largest primes of the given sizes.
 
-    With `special_bits` it has evaluation keys; without, none, and the smallest special prime (for one prime, no special
-    prime at all).
+    With `special_bits` it has evaluation keys. Without, it has none, and the smallest special prime; a single prime
+    needs no special prime.
     """
     wanted = {bits: prime_bits.count(bits) for bits in prime_bits}
     if special_bits is not None:

@@ -1,4 +1,4 @@
-"""Explains a plan in plain words, from nothing but the numbers in the plan."""
+"""Explains a plan in plain words, using only the numbers in the plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quad4fhe.planning.costs import readable_bytes, readable_count, readable_sec
 from quad4fhe.planning.plan import Plan
 from quad4fhe.proof.reliable import margin_word
 
-_LISTED = 10  # indices of close decisions named before the rest is counted
+_LISTED = 10  # close decisions that are listed; the rest is counted
 
 
 def describe(plan: Plan) -> str:
@@ -20,7 +20,7 @@ def describe(plan: Plan) -> str:
 
 
 def table(plans: list[Plan]) -> str:
-    """Plans side by side, one a line: what each costs, and whether it keeps every calibration decision."""
+    """One line per plan: its cost, and whether it keeps every calibration decision."""
     head = ("layout", "replies", "kept", "ring", "client", "server", "up", "down", "keys, once")
     rows = [head]
     for plan in plans:
@@ -117,7 +117,7 @@ def _error(plan: Plan) -> list[str]:
 
 
 def _promise(plan: Plan) -> list[str]:
-    """The fit's own word, turned into the deployment's: `verify` checks it with the hold-out rows."""
+    """The fit's promise, restated for the deployment; `verify` checks it with the hold-out rows."""
     lines = []
     if (made := plan.promise) is not None:
         share = f"{math.floor(made.agreement * 10_000) / 100:.2f}%"

@@ -37,7 +37,7 @@ def residue_bound(q: int) -> int:
 
 
 def limbs_for(columns: int, bits: int, weight_bits: int) -> int:
-    """Limbs that weights of `weight_bits` need for primes of `bits`; 4 stands for more than there may be."""
+    """How many limbs weights of `weight_bits` need for primes of `bits`; 4 means more than 3."""
     for limbs in (1, 2, 3):
         digit = -(-weight_bits // limbs)
         largest = 2.0 ** (digit - 1 if limbs > 1 else digit)
@@ -49,7 +49,7 @@ def limbs_for(columns: int, bits: int, weight_bits: int) -> int:
 def largest_weight_scale(row_sum: float, columns: int, bits: int, limbs: int) -> float:
     """The largest log2 scale at which weights with this row sum stay within `limbs` limbs of primes of `bits`.
 
-    Weights beyond the prime are taken as residues, so small primes put no limit on the scale at all.
+    Weights larger than the prime are reduced modulo it, so small primes do not limit the scale at all.
     """
     if limbs_for(columns, bits, bits - 1) <= limbs:
         return 61.0 - math.log2(row_sum)

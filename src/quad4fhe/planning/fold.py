@@ -113,8 +113,9 @@ class Circuit:
 
     W is (m, d), t is (m,), V is (K, m), U is (K, d) or None where no skip is needed, c is (K,), shift is (d,). g is the
     square where `a` is None, else g_j(y) = a_1j y + ... + a_pj y^p with a (p, m).
-    For K >= 2 the mean over the classes is taken out of every logit: differences and decisions stay, and the values
-    that must fit the chain are smaller. A folded circuit keeps its exact numbers; its doubles are the nearest to them.
+    For K >= 2 the mean over the classes is subtracted from every logit: differences and decisions stay the same, and
+    the values that must fit the chain are smaller. A folded circuit keeps its exact numbers, and its doubles are the
+    nearest to them.
     """
 
     W: Array
@@ -145,13 +146,13 @@ class Circuit:
         a = np.array([np.zeros(self.units), np.ones(self.units)]) if self.a is None else self.a
         out = np.empty((len(a) + 1, *y.shape))
         out[0], out[1:] = 0.0, a[:, None, :]
-        for i in range(len(a)):  # synthetic division by (u - y), again and again
+        for i in range(len(a)):  # repeated synthetic division by (u - y)
             for k in range(len(a) - 1, i - 1, -1):
                 out[k] += y * out[k + 1]
         return out
 
     def sizes(self, y: Array) -> Array:
-        """What g(y) is at most in size, and what its terms add up to, for |y| (n, m)."""
+        """The sum of the absolute terms of g(y), which bounds |g(y)|, for |y| (n, m)."""
         if self.a is None:
             return y * y
         out = np.abs(self.a[-1]) * y
@@ -194,9 +195,9 @@ class Circuit:
 
 
 def centred(model: PolynomialModel) -> tuple[Dyadic, Dyadic, Dyadic]:
-    """S, T, c with the mean over the classes taken out, exactly; unchanged for K = 1.
+    """S, T, c minus their means over the classes, exactly; unchanged for K = 1.
 
-    The mean itself is rounded to a double, which is harmless: every logit loses the same function.
+    Rounding the mean to a double is harmless: the same function is subtracted from every logit.
     """
     if model.degree != 2:
         raise InputError(f"this form is for models of degree 2, and this one has degree {model.degree}; plan again")
@@ -225,9 +226,9 @@ def completed(S: Array, T: Array) -> Array | None:
 
 
 def nearest_zero(box: Array) -> Array:
-    """The point of the box (2, d) nearest to zero, shape (d,): what the client takes off before it encodes.
+    """The point of the box (2, d) nearest to zero, shape (d,), which the client subtracts before encoding.
 
-    Rounded weights err in proportion to |x|, so a feature that lives far from zero would waste precision.
+    The error of rounded weights is proportional to |x|, so a feature far from zero would waste precision.
     """
     out: Array = np.clip(0.0, box[0], box[1])
     return out
@@ -240,14 +241,12 @@ def fold(model: PolynomialModel, box: ArrayLike, form: Form) -> Circuit:
 
 @dataclass(frozen=True, eq=False)
 class Folding:
-    """A model over a checked box, folded in each form when it is first asked for.
+    """A model over a checked box; each form is folded once, when it is first needed.
 
-    `skip` is exactly the (centred) head, `square` up to the rounding of its offsets. `units` is the model itself,
-    exactly, but for one function that is taken from every logit.
-
-    `square` completes the square per unit, S y^2 + T y = S (y + t)^2 - S t^2: no further operation, but the offset
-    makes the squares larger than their sum, and impossible where alpha_j is zero. `skip` keeps S y^2 and carries
-    T y = (T W1) x + T b1 from the input: K x d more products, and the smaller error.
+    `skip` keeps S y^2 and computes T y = (T W1) x + T b1 from the input: K x d more products, and the smaller error. It
+    is exactly the (centred) head. `square` completes the square per unit, S y^2 + T y = S (y + t)^2 - S t^2. It needs
+    no further operation, but its squares are larger than their sum, it is impossible if an alpha_j is zero, and its
+    offsets are rounded. `units` is exactly the model, except that one function is subtracted from every logit.
     """
 
     model: PolynomialModel
@@ -255,7 +254,7 @@ class Folding:
 
     @cached_property
     def shift(self) -> Array:
-        """What the client takes off every feature, shape (d,)."""
+        """What the client subtracts from every feature, shape (d,)."""
         return nearest_zero(self.box)
 
     @cached_property
@@ -267,7 +266,7 @@ class Folding:
 
     @cached_property
     def head(self) -> tuple[Dyadic, Dyadic, Dyadic]:
-        """S, T and c, see `centred`."""
+        """The centred S, T and c; see `centred`."""
         return centred(self.model)
 
     @cached_property

@@ -36,7 +36,7 @@ class Scales:
 
 
 def distinct_rows(W: NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """The distinct rows of W (m, d), (h,), and which of these each row is, (m,)."""
+    """Indices (h,) of the distinct rows of W (m, d), and which of them each row equals, (m,)."""
     _, first, which = np.unique(W, axis=0, return_index=True, return_inverse=True)
     if first.size == len(W):
         return np.arange(len(W)), np.arange(len(W))
@@ -72,7 +72,7 @@ class IntegerCircuit:
         return self.degree * self.scales.hidden + self.unit + self.scales.v
 
     def dequantised(self) -> Circuit:
-        """The circuit these integers stand for, in float64."""
+        """The circuit that these integers represent, in float64."""
         s = self.scales
         return Circuit(
             W=np.ldexp(self.W, -s.w),
@@ -107,7 +107,7 @@ def quantise(circuit: Circuit, scales: Scales) -> IntegerCircuit:
 
 
 def _quantised_units(circuit: Circuit, exact: Exact, scales: Scales) -> IntegerCircuit:
-    """Only t and c are rounded; the rest of such a model is whole at the scales of its own."""
+    """Only t and c are rounded; all other weights of such a model are whole numbers at its own scales."""
     assert circuit.a is not None
     assert exact.a is not None
     p, unit = circuit.degree, resolution(circuit.a[-1])

@@ -20,7 +20,7 @@ from quad4fhe.planning.fold import Circuit
 Indices = NDArray[np.intp]
 Pair = tuple[Indices, Indices]
 
-# Over keys, encryption noise and dither together: what a plan says of its calibration set fails with at most this.
+# The probability, over keys, encryption noise and dither, that a plan is wrong about its calibration set.
 FAILURE = 2.0**-40
 # Variance proxies of one coefficient. SEAL's noise is centred binomial, a sum of 42 independent +-1/2; the dithered
 # rounding of an encoding lies in an interval of length 1 and has mean zero (Hoeffding).
@@ -31,7 +31,7 @@ ROWS = 4096
 
 @dataclass(frozen=True)
 class Confidence:
-    """A failure probability shared out among so many events, each of which must not happen."""
+    """A failure probability split among `events`, none of which may happen."""
 
     events: float
     failure: float = FAILURE
@@ -63,23 +63,23 @@ class Noise(Protocol):
         """The events its bounds are for."""
 
     def deviation(self, X: Array, pair: Pair) -> Array:
-        """The standard deviation of the difference of two logits at each point, about: a forecast."""
+        """An estimate of the standard deviation of the difference of two logits at each point."""
 
     def bound(self, X: Array, pair: Pair) -> Array:
-        """What the difference of two logits moves at most at each point; for K = 1 the one logit."""
+        """A bound on the error of the difference of two logits at each point; for K = 1, of the one logit."""
 
     def cheap(self, X: Array) -> Array:
-        """What each logit moves at most at each point, (n, K): larger than `bound`, and quicker."""
+        """A bound on the error of each logit at each point, (n, K); looser than `bound`, and faster."""
 
     def anywhere(self) -> float:
-        """What a logit moves at most anywhere in the box."""
+        """A bound on the error of a logit anywhere in the box."""
 
     def slot(self) -> float:
-        """What noise adds at most to the modulus of any slot of a reply, its imaginary part included."""
+        """A bound on what noise adds to the modulus of any slot of a reply, including its imaginary part."""
 
 
 def transform_share(ring: int) -> float:
-    """What a transform between slots and coefficients loses in float64, of the norm of the slots.
+    """The float64 error of a transform between slots and coefficients, relative to the norm of the slots.
 
     A radix-2 transform loses at most 8 log2(N) units (Higham 2002, Theorem 24.2, twiddle factors good to one unit).
     """
@@ -87,22 +87,22 @@ def transform_share(ring: int) -> float:
 
 
 def transform_error(ring: int) -> float:
-    """The same at one slot, of the largest slot."""
+    """The same error at one slot, relative to the largest slot."""
     return math.sqrt(ring / 2) * transform_share(ring)
 
 
 def decoding_error(chain: Chain, log2_scale: int, slot_bound: float) -> float:
-    """What SEAL loses at most at a slot when it decodes a reply at this scale.
+    """A bound on the error at a slot when SEAL decodes a reply at this scale.
 
-    Besides the transform: it composes negative coefficients word by word, and where the highest word only borrows, the
-    sum is rounded at the size of that word, in every coefficient.
+    The transform is one part of it. SEAL also composes negative coefficients word by word: where the highest word only
+    borrows, it rounds the sum at the size of that word, in every coefficient.
     """
     highest = 64 * ((chain.modulus.bit_length() - 1) // 64)
     return transform_error(chain.ring) * slot_bound + chain.ring * 3 * 2.0 ** (highest - 52 - log2_scale)
 
 
 def evaluation_error(circuit: Circuit, reach: Array) -> Array:
-    """What float64 loses at most when the circuit is evaluated at |z| <= reach (n, d), per logit, (n, K)."""
+    """A bound on the float64 error of the circuit at |z| <= reach (n, d), per logit, (n, K)."""
     y = reach @ np.abs(circuit.W).T + np.abs(circuit.t)
     terms = circuit.sizes(y) @ np.abs(circuit.V).T + np.abs(circuit.c)
     if circuit.U is not None:
@@ -140,7 +140,7 @@ def between(logits: Array, pair: Pair) -> Array:
 
 
 def box_points(box: Array, count: int = 512) -> Array:
-    """Points spread evenly over the box: what stands in for samples when none are at hand."""
+    """Points drawn uniformly from the box, which replace samples if none are given."""
     rng = np.random.default_rng(2026)
     out: Array = box[0] + rng.random((count, box.shape[1])) * (box[1] - box[0])
     return out
@@ -167,7 +167,7 @@ def gradient_of(circuit: Circuit, X: Array, pair: Pair) -> tuple[Array, Array]:
 class Sensitivity:
     """Variance of the deciding difference per unit of variance in x, in the weights of W and in those of V; each (n,).
 
-    What the search for scales is steered by; nothing is proved with it.
+    It guides the search for scales; no proof uses it.
     """
 
     x: Array
@@ -198,7 +198,7 @@ class Sensitivity:
 
 def expected_changes(margins: Array, deviation: Array | float) -> float:
     """The expected number of decisions whose difference crosses zero, for Gaussian errors."""
-    from scipy.special import ndtr  # here: its import takes as long as a command that needs none of it
+    from scipy.special import ndtr  # not at the top: this import takes longer than commands that do not need it
 
     spread = np.broadcast_to(np.asarray(deviation, dtype=np.float64), margins.shape)
     quiet = spread <= 0
@@ -207,14 +207,14 @@ def expected_changes(margins: Array, deviation: Array | float) -> float:
 
 
 def moved_by_rounding(rounded: Circuit, exact: Circuit, curves: Array) -> float:
-    """What rounding t and c moves a logit at most, for circuits of unit polynomials with these bounds; see `Bound`."""
+    """A bound on how far rounding t and c moves a logit, for unit polynomials with these bounds; see `Bound`."""
     t, c = np.abs(rounded.t - exact.t), np.abs(rounded.c - exact.c)
     powers = sum(curves[i] * t**i for i in range(1, len(curves)))
     return float((np.abs(exact.V) @ powers + c).max()) * (1 + 1e-9)
 
 
 def difference(rounded: Circuit, exact: Circuit) -> Circuit:
-    """The circuit of what rounding did to each logit: a quadratic itself, so the same bounds apply to it."""
+    """The circuit of the rounding error of each logit; it is a quadratic too, so the same bounds apply."""
     U: Array | None = None
     if rounded.U is not None or exact.U is not None:
         none = np.zeros((exact.outputs, exact.features))
@@ -231,12 +231,12 @@ def difference(rounded: Circuit, exact: Circuit) -> Circuit:
 
 @dataclass(frozen=True)
 class ErrorForecast:
-    """What the encrypted circuit adds to the deciding difference, and at most to any single logit (`logit`).
+    """The error of the encrypted circuit in the deciding difference; `logit` bounds it for any single logit.
 
-    `typical` is its root mean square over the points. `bound` is what no point exceeds (at the calibration samples
-    where they were at hand, else anywhere in the box), and `close` are the calibration decisions that are not proved
-    to stay: both but for the probability `failure`, over keys, encryption noise and dither, for the whole calibration
-    set. `changes` is the expected number of changed calibration decisions.
+    `typical` is its root mean square over the points. `bound` holds at every calibration sample, or anywhere in the box
+    if no samples were given, and `close` lists the calibration decisions that are not proved to stay. Both may be wrong
+    with the probability `failure`, over keys, encryption noise and dither, for the whole calibration set. `changes` is
+    the expected number of changed calibration decisions.
     """
 
     typical: float

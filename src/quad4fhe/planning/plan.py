@@ -37,13 +37,13 @@ from quad4fhe.proof.reliable import is_above
 
 Precision = Literal["strict", "fast"]
 VERSION = 1
-# What only the planner's side needs: costs and counts. The error is shared, since a client judges canaries by it.
+# Only the planner needs these: costs and counts. The error is shared, because clients check canaries with it.
 _PRIVATE = ("precision", "samples", "calibration", "smallest_margin", "forecast", "promise", "room")
-_LARGEST_NUMBER = 2**200  # of any kind; no number in the plan of a real model comes near
+_LARGEST_NUMBER = 2**200  # of any field; real plans stay far below
 
 
 class Fitted(Protocol):
-    """What a plan needs to know of a fit."""
+    """What a plan needs to know about a fit."""
 
     @property
     def model(self) -> PolynomialModel:
@@ -62,7 +62,7 @@ class PlanLayout(Protocol):
     """What a plan asks of its layout; `layouts.base.Layout` has the rest."""
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan that the layout can't carry out safely."""
+        """Raise InputError for a plan that the layout can't carry out safely."""
 
     def reply_chain(self, plan: Plan) -> Chain:
         """The chain that the values of a reply have to fit."""
@@ -88,7 +88,7 @@ class ReliableAbove:
     """Decisions with a relative margin of at least `threshold` are kept in at least the share `level` of cases.
 
     The relative margin is the margin divided by the norm of the centred logits to the `power`. This holds with the
-    `confidence`, for inputs from where the hold-out came from; `coverage` is the share of hold-out rows with such a
+    `confidence`, for inputs from the source of the hold-out; `coverage` is the share of hold-out rows with such a
     margin. Without a threshold no decision is reliable.
     """
 
@@ -108,8 +108,9 @@ class ReliableAbove:
 class Deployed:
     """At least the share `agreement` of new inputs in the box keeps its decision under encryption.
 
-    Of the `samples` hold-out rows `lost` count as lost: their decision differs, or its margin is at most `error`, what
-    encryption can add to a deciding difference anywhere in the box (but for the plan's probability of failure).
+    Of the `samples` hold-out rows, `lost` count as lost: their decision differs, or its margin is at most `error`,
+    which bounds what encryption adds to a deciding difference anywhere in the box (except with the plan's probability
+    of failure).
     """
 
     agreement: float
@@ -123,7 +124,7 @@ class Deployed:
 class Plan:
     """Every shared parameter, as plain literals; `to_dict` and `from_dict` go through JSON and back.
 
-    `settings` holds what is particular to the layout, which alone reads it. With `clip`, clients move samples outside
+    `settings` are those of the layout, and only the layout reads them. With `clip`, clients move samples outside
     the box to its edge; otherwise they reject them. `room` compares the box with the calibration range.
     """
 
@@ -171,7 +172,7 @@ class Plan:
 
     @property
     def names(self) -> Names:
-        """The names of features and classes; those that are not known are None."""
+        """The names of features and classes; None if they are not known."""
         return Names(self.feature_names, self.class_names)
 
     @property
@@ -185,11 +186,11 @@ class Plan:
         return not self.error.close
 
     def is_reliable(self, logits: Array) -> BoolArray | None:
-        """Which decisions are reliable by their logits (n, K), (n,); None where the plan has no threshold."""
+        """Which decisions with these logits (n, K) are reliable, (n,); None if the plan has no threshold."""
         return None if self.reliable is None else is_above(logits, self.reliable.threshold, self.reliable.power)
 
     def watch(self, state: State | None = None) -> Watch | None:
-        """A watch for drift, which goes on from `state`; None where the plan has no hold-out rows to compare with."""
+        """A drift watch that continues from `state`; None if the plan has no hold-out rows to compare with."""
         if self.reference is None:
             return None
         box = self.domain.box if self.reference.box is None else np.array(self.reference.box)
@@ -197,7 +198,7 @@ class Plan:
 
     @property
     def shift(self) -> Array:
-        """What the client takes off every feature before encoding, shape (d,)."""
+        """What the client subtracts from every feature before encoding, shape (d,)."""
         return nearest_zero(self.domain.box)
 
     @cached_property
@@ -209,7 +210,7 @@ class Plan:
     def sha256(self) -> bytes:
         """A hash of everything client and server must agree on; costs and counts are not part of it."""
         shared = {name: value for name, value in self.to_dict().items() if name not in _PRIVATE}
-        if self.reference is None:  # a plan without one keeps the hash that it had before there were any
+        if self.reference is None:  # plans without one keep the hash they had before this field existed
             shared.pop("reference", None)
         if not self.clip:
             shared.pop("clip", None)
@@ -253,7 +254,7 @@ class Plan:
 
 
 def _check_ranges(plan: Plan) -> None:
-    """Refuse numbers no plan can have, before any of them is used."""
+    """Reject numbers that no plan can have, before any of them is used."""
     if not all(abs(number) < _LARGEST_NUMBER for number in _numbers(plan.to_dict())):
         raise InputError("a number of this plan is not finite, or too large to be true; plan again")
     scales, domain, shape = plan.scales, plan.domain, plan.shape
@@ -307,7 +308,7 @@ def reliable_above(promised: Guarantee | None) -> ReliableAbove | None:
 
 
 def reference_of(promised: Guarantee | None, own: Array, box: Array) -> Reference | None:
-    """What clients compare their queries with, for a plan with this `box`; None where it is narrower than the fit's."""
+    """What clients compare their queries with, for a plan with this `box`; None if it is narrower than the fit's."""
     found = None if promised is None else promised.reference
     if found is None or (box[0] > own[0]).any() or (box[1] < own[1]).any():
         return None
@@ -316,12 +317,12 @@ def reference_of(promised: Guarantee | None, own: Array, box: Array) -> Referenc
 
 
 def deployed(promised: Guarantee | None, anywhere: Callable[[], float]) -> Deployed | None:
-    """The promise of the encrypted deployment; None without hold-out rows, or where the error is too large to say."""
+    """The promise of the encrypted deployment; None without hold-out rows, or if the error is too large."""
     if promised is None or promised.kind != "hold-out":
         return None
     error = anywhere()
     within = sum(margin <= error for margin, _ in promised.close)
-    if within == CLOSE:  # there may be more of them, and the fit does not say how many
+    if within == CLOSE:  # there may be more, which the fit does not list
         return None
     lost = promised.lost + within
     share = kept_share(lost_share_bound(promised.samples, lost, delta_of(promised.confidence)))
@@ -329,7 +330,7 @@ def deployed(promised: Guarantee | None, anywhere: Callable[[], float]) -> Deplo
 
 
 def require_model(plan: Plan, model: PolynomialModel) -> None:
-    """Raise InputError unless the plan was made for this very model."""
+    """Raise InputError unless the plan was made for this model."""
     found = model.sha256
     if found != plan.model_id:
         raise InputError(f"this plan is for model {plan.model_id[:12]}, but the fit holds {found[:12]}: plan again")

@@ -21,7 +21,7 @@ from quad4fhe.planning.plan import Fitted, Plan, require_model
 
 
 class ClientLike(Protocol):
-    """What the real and the simulated client have in common."""
+    """The interface shared by the real and the simulated client."""
 
     def stream(self, X: ArrayLike) -> Iterator[Any]:
         """Requests for the samples X, one group at a time."""
@@ -31,7 +31,7 @@ class ClientLike(Protocol):
 
 
 class ServerLike(Protocol):
-    """What the real and the simulated server have in common."""
+    """The interface shared by the real and the simulated server."""
 
     def evaluate(self, request: Any) -> Any:
         """The reply to one request."""

@@ -35,30 +35,31 @@ from quad4fhe.planning.noise import (
 )
 from quad4fhe.polynomial import PolynomialModel
 
-FAST_SHARE = 1e-3  # fast: the share of decisions that may change
+FAST_SHARE = 1e-3  # of decisions that may change with precision fast
 GUARD = 1.02  # the circuit that runs may reach a little further than the exact one; checked once it is known
 SMALLEST_BOUND = 2.0  # SEAL wants every scale below Q, so logits smaller than this leave the rest of Q unused
 
 
 def allowed_changes(calibration: int) -> float:
-    """The expected number of changed calibration decisions that `fast` puts up with.
+    """The expected number of changed calibration decisions that `fast` allows.
 
-    The promise is one in a thousand on data not seen: a set a quarter as large as the calibration set keeps it in 99
-    of 100 cases (Poisson). So small sets, which may lose none, get more precision than large ones.
+    `fast` promises at most one change in a thousand on unseen data: a set a quarter as large as the calibration set
+    keeps that promise in 99 of 100 cases (Poisson). So small sets, which may lose none, get more precision.
     """
-    from scipy.special import gammaincinv  # here: see `error`
+    from scipy.special import gammaincinv  # not at the top: see `noise.expected_changes`
 
     quarter = math.floor(FAST_SHARE * calibration / 4)
     return 4 * float(gammaincinv(quarter + 1, 0.01))
 
 
 def unseen_changes(margins: Array, deviation: float) -> float:
-    """The expected number of changes among a quarter as many samples not seen, from the density of small margins.
+    """The expected number of changes among unseen samples, a quarter as many, from the density of small margins.
 
-    A few hundred calibration samples have none near zero by luck alone; the density over the smallest hundredth (five
-    at least) says how many an unseen set will have there. A Gaussian error e takes density * E[max(e, 0)] of them.
+    A few hundred calibration samples may have no margin near zero by luck alone. The density of the smallest hundredth
+    (at least five) estimates how many an unseen set will have. A Gaussian error e changes density * E[max(e, 0)] of
+    them.
     """
-    decided = margins[margins > 0]  # exact ties are for no plan to keep
+    decided = margins[margins > 0]  # no plan can keep an exact tie
     count = min(decided.size, max(5, decided.size // 100))
     if not count:
         return 0.0
@@ -68,9 +69,9 @@ def unseen_changes(margins: Array, deviation: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What is asked: the model, its domain, its margins, and points to forecast at (or None for the whole box).
+    """The input of a search: the model, its box, its margins, and the points to forecast at (None: the whole box).
 
-    `replies` is the kind of replies that is wanted; None for each layout's own default.
+    `replies` is the kind of replies; None takes the default of each layout.
     """
 
     model: PolynomialModel
@@ -123,7 +124,7 @@ class Question:
 
     @cached_property
     def logits(self) -> Array:
-        """The exact model's logits at the points, (n, K), but for `evaluation_error`."""
+        """The exact model's logits at the points, (n, K), up to `evaluation_error`."""
         assert self.points is not None
         return self.reference.logits(self.points)
 
@@ -134,13 +135,13 @@ class Question:
 
     @cached_property
     def lost(self) -> float:
-        """What float64 loses at most of a margin, anywhere in the box: in the plaintext model and in `reference`."""
+        """A bound on the float64 error of a margin anywhere in the box, in the plaintext model and in `reference`."""
         here = float(evaluation_error(self.reference, self.reach[None]).max())
         return self.sides * (here + float(_plain_error(self.model, np.abs(self.box).max(axis=0)[None])[0]))
 
     @cached_property
     def certain(self) -> BoolArray:
-        """Which decisions float64 itself settles, (n,); the others are no plan's to keep."""
+        """Which decisions are certain in float64, (n,); no plan has to keep the others."""
         sure: BoolArray = self.margins > self.lost
         if self.points is None:
             return sure
@@ -158,7 +159,7 @@ class Question:
 
 
 def _plain_error(model: PolynomialModel, reach: Array) -> Array:
-    """What float64 loses at most of a logit of the plaintext model at |x| <= reach (n, d); shape (n,)."""
+    """A bound on the float64 error of a logit of the plaintext model at |x| <= reach (n, d); shape (n,)."""
     y = reach @ np.abs(model.W1).T + np.abs(model.b1)
     power, terms = y, y @ np.abs(model.A[0]).T + np.abs(model.c)
     for block in model.A[1:]:
@@ -171,9 +172,9 @@ def _plain_error(model: PolynomialModel, reach: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """An answer, with the forecast it was chosen by; `settings` are those of the layout.
+    """A result of a search, with the forecast that it is compared by; `settings` are those of the layout.
 
-    `scores` says whether the client sees logits; without, only their order has a meaning.
+    `scores` says whether the client sees logits; otherwise only their order has a meaning.
     """
 
     layout: str
@@ -192,12 +193,12 @@ class Choice:
 
     @cached_property
     def cost(self) -> Forecast:
-        """The bill on the reference machine, by which choices are compared."""
+        """The cost on the reference machine, by which choices are compared."""
         return self.forecast(REFERENCE)
 
 
 def allowed_unseen(question: Question) -> float:
-    """Expected changes that may be among a quarter as many unseen samples: for strict, none in 99 of 100 cases."""
+    """The allowed expected changes among a quarter as many unseen samples; strict: none in 99 of 100 cases."""
     return 0.01 if question.precision == "strict" else allowed_changes(question.margins.size) / 4
 
 
@@ -205,7 +206,7 @@ def allowed_unseen(question: Question) -> float:
 class Verdict:
     """The error of a circuit that runs, whether it misses the target, and the bound over the typical error.
 
-    `anywhere` computes what no deciding difference in the box exceeds.
+    `anywhere` computes a bound on the error of any deciding difference in the box.
     """
 
     error: ErrorForecast
@@ -215,7 +216,7 @@ class Verdict:
 
 
 def verdict(question: Question, running: Circuit, noise: Noise, decode: float) -> Verdict:
-    """Judge a circuit that runs, `noise` around it, against the exact model; `decode` is what decoding loses."""
+    """Compare a circuit that runs with `noise` to the exact model; `decode` is the error of decoding."""
     found = _over_box if question.points is None else _at_points
     typical, mean, limit, alone, changes, close = found(question, running, noise, decode)
     unkept = question.certain & close & (question.margins > question.sides * decode)
@@ -236,7 +237,7 @@ _Found = tuple[float, float, float, float, float, BoolArray]
 
 
 def _limit(question: Question, running: Circuit, noise: Noise, decode: float) -> float:
-    """What rounding did to the circuit anywhere in the box, and the largest noise there."""
+    """A bound anywhere in the box: the rounding error of the circuit plus the largest noise."""
     reference, reach = question.reference, question.reach[None]
     same = running is reference  # a layout that rounds at random counts its rounding as noise
     curves = question.limits.curves
@@ -251,7 +252,7 @@ def _limit(question: Question, running: Circuit, noise: Noise, decode: float) ->
 
 
 def _over_box(question: Question, running: Circuit, noise: Noise, decode: float) -> _Found:
-    """One bound for all."""
+    """One bound for the whole box."""
     reference, limit = question.reference, _limit(question, running, noise, decode)
     points = box_points(question.box)
     pair = deciding(running.logits(points))
@@ -263,7 +264,7 @@ def _over_box(question: Question, running: Circuit, noise: Noise, decode: float)
 
 
 def _at_points(question: Question, running: Circuit, noise: Noise, decode: float) -> _Found:
-    """Sample by sample: the circuit that runs decides the same, and noise can't reach any rival."""
+    """Check each sample: the circuit that runs decides the same, and noise can't change that."""
     points, pair = question.points, question.deciding
     assert points is not None
     logits = running.logits(points)
@@ -281,7 +282,7 @@ def _at_points(question: Question, running: Circuit, noise: Noise, decode: float
     close: BoolArray = gaps <= reach
     if question.precision == "strict" and question.shape.outputs > 2:
         close |= _overtaken(points, logits, pair, noise, cheap, lost)
-    if close.any():  # the error of evaluating in float64 at the sample itself, not at the worst corner
+    if close.any():  # now with the float64 error at the sample itself, not at the worst corner
         rows = np.flatnonzero(close)
         part, mine = points[rows], (pair[0][rows], pair[1][rows])
         near = evaluation_error(running, np.abs(part - running.shift)).max(axis=1)
@@ -300,9 +301,9 @@ def _at_points(question: Question, running: Circuit, noise: Noise, decode: float
 
 
 def _lost_by(circuit: Circuit, question: Question) -> Array:
-    """What float64 loses at most of a logit of the circuit, (n,) or one number for all points.
+    """A bound on the float64 error of a logit of the circuit, (n,) or one number for all points.
 
-    A square loses little even at the worst corner of the box; a polynomial of higher degree would there.
+    For a square it is small even at the worst corner of the box; for a higher degree it would not be.
     """
     if circuit.a is None:
         return np.asarray(evaluation_error(circuit, question.reach[None]).max())
@@ -313,7 +314,7 @@ def _lost_by(circuit: Circuit, question: Question) -> Array:
 def _overtaken(
     points: Array, logits: Array, pair: tuple[Indices, Indices], noise: Noise, cheap: Array, lost: Array | float
 ) -> BoolArray:
-    """Which samples a third or later logit may overtake; a cheap bound settles nearly all pairs."""
+    """Which samples may be decided for a third or later class; a cheap bound rules out nearly all pairs."""
     n = len(points)
     rows, (first, second) = np.arange(n), pair
     allowed = np.broadcast_to(np.asarray(lost, dtype=np.float64), (n,))
