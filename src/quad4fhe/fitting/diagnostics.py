@@ -102,7 +102,7 @@ class KeptShare(float):
     samples: int
 
     def __new__(cls, mismatches: int, samples: int) -> KeptShare:
-        """The share for so many mismatches among so many samples."""
+        """The share that is kept, from the number of mismatches among the samples."""
         made = super().__new__(cls, (samples - mismatches) / samples)
         made.mismatches, made.samples = mismatches, samples
         return made
@@ -155,7 +155,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @classmethod
     def of(cls, samples: int, mismatches: int) -> Agreement:
-        """The agreement with so many mismatches among so many samples; 0 without samples."""
+        """The agreement, from the number of mismatches among the samples; 0 without samples."""
         share = (samples - mismatches) / samples if samples else 0.0
         return cls(samples=samples, agreement=share, mismatches=mismatches)
 

@@ -202,7 +202,7 @@ def check_stated(fit: Fit) -> None:
 
 
 def _check_guarantee(fit: Fit) -> None:
-    """The bounds must be those of the counts; the counts are for `verify`, which wants the hold-out rows."""
+    """Check that the bounds follow from the counts; `verify` checks the counts, with the hold-out rows."""
     said = fit.guarantee
     if said is None:
         return
@@ -265,7 +265,7 @@ def _is_close_list(said: Guarantee) -> bool:
 
 
 def _check_compression(fit: Fit, said: Guarantee) -> None:
-    """Only that the bound is that of its own numbers; which rows determine the fit is for `verify`."""
+    """Check only that the bound follows from its own numbers; `verify` checks which rows determine the fit."""
     _agree("the number of rows of the promise", said.samples, fit.certificate.samples)
     _agree("whether the promise is of a lossless fit", fit.certificate.mismatches, [])
     if len(said.support) > said.samples or said != compressed(said.samples, said.support, said.confidence):

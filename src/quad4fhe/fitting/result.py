@@ -247,7 +247,7 @@ class Fit:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "the fit") -> Fit:
-        """Read the content of a fit file; `name` is what an error calls it."""
+        """Read the content of a fit file; errors call it `name`."""
         document, tensors = fit_file.read(data, name)
         if document.get("format") != (FORMAT if "degree" not in document else HIGHER_FORMAT):
             other = str(document.get("format"))[:20]

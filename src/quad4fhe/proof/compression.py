@@ -1,7 +1,7 @@
 """A promise without a hold-out: the few calibration rows that determine a hard fit.
 
 Finds, in rationals and without the solvers, the rows that determine the widest separation (Theorem 2 for two classes,
-MC-H for pairs), and checks that a fit is that separation but for rounding. `docs/guarantees.md` has the proof: a new
+MC-H for pairs), and checks that a fit is that separation up to rounding. `docs/guarantees.md` has the proof: a new
 row whose decision is lost would have changed these rows, and Campi and Garatti bound how likely that is.
 """
 
@@ -64,9 +64,9 @@ def find_support(mlp: MLP, model: QuadraticModel, rows: Rows, margins: Array, th
 
 
 def determines(mlp: MLP, model: QuadraticModel, rows: Rows, support: Sequence[int], threshold: str) -> bool:
-    """Whether exactly these rows lie at the margin of the widest separation of all rows, and `model` is it.
+    """Whether exactly these rows lie at the margin of the widest separation of all rows, which `model` is.
 
-    Every row has to be kept by whatever lies as near to the exact optimum as `model` may.
+    Every row must be kept by all coefficients that are as close to the exact optimum as `model` may be.
     """
     listed = list(support)
     if (
@@ -164,7 +164,7 @@ def _constants(mlp: MLP, found: Optimum) -> list[Fraction]:
 
 
 def _at_margin(mlp: MLP, found: Optimum, rows: Rows) -> list[int] | None:
-    """The rows exactly at the margin; None if one lies inside it, or is not kept by all that is near the optimum."""
+    """The rows exactly at the margin; None if one lies inside it, or if coefficients near the optimum may lose it."""
     at: list[int] = []
     for i, allowed in _doubtful(mlp, found, rows):
         margin = _margin(mlp, found, rows.row(i))
@@ -175,7 +175,7 @@ def _at_margin(mlp: MLP, found: Optimum, rows: Rows) -> list[int] | None:
 
 
 def _doubtful(mlp: MLP, found: Optimum, rows: Rows) -> Iterator[tuple[int, float]]:
-    """The rows that floats can't place well outside the margin, with what nearness to the optimum may cost them."""
+    """The rows that floats can't place outside the margin, and how much coefficients near the optimum may lose."""
     alpha, beta = float(found.theta[0]), float(found.theta[1])
     constants = np.array([float(value) for value in _constants(mlp, found)])
     exact = QuadraticModel(mlp.W1, mlp.b1, alpha * mlp.W2, beta * mlp.W2, constants[-mlp.outputs :])
@@ -188,7 +188,7 @@ def _doubtful(mlp: MLP, found: Optimum, rows: Rows) -> Iterator[tuple[int, float
         if mlp.outputs == 1:
             logits, error, size = (np.hstack([np.zeros_like(part), part]) for part in (logits, error, size))
         each = np.arange(len(X))
-        # Twice the error: the numbers of `exact` are those of the optimum but for two roundings.
+        # Twice the error: the numbers of `exact` are those of the optimum up to two roundings.
         gap = logits[each, target][:, None] - logits - 2 * (error[each, target][:, None] + error)
         allowed = float(EPSILON) * 1.001 * (norm * (size[each, target][:, None] + size) + 2 * level)
         fine = (gap > 1) & (gap >= allowed)

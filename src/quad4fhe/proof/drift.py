@@ -1,9 +1,9 @@
 """Drift: whether inputs still look like the hold-out rows that a promise about new inputs was counted on.
 
-A fit keeps a summary of its hold-out rows, and a client compares with it what it decrypts: the margins, the decisions,
-and how many samples lie outside the fit's box. The test is a conformal test martingale, so it may be looked at after
-every query: if queries are drawn from where the hold-out rows came from, the probability that a watch ever raises an
-alarm is at most 1%. Nothing leaves the client, and the work does not depend on what is found.
+A fit keeps a summary of its hold-out rows. A client compares what it decrypts with that summary: the margins, the
+decisions, and how many samples lie outside the fit's box. The test is a conformal test martingale, so it may be checked
+after every query: if queries come from the same source as the hold-out rows, the probability that a watch ever raises
+an alarm is at most 1%. Nothing leaves the client, and the work does not depend on what is found.
 
 References: Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2nd edition (2022), chapter 8; Vovk,
 "Testing randomness online", Statistical Science 36 (2021), arXiv 1906.09256.
@@ -27,12 +27,12 @@ from quad4fhe.proof.reliable import Count, Margin, margins_of, rounded
 FALSE_ALARMS = 0.01
 """The probability, over its whole life, that a watch raises an alarm without drift."""
 WINDOW = 2000
-"""After so many queries the bets start again, so that a late drift is not outweighed by a long time without."""
+"""Queries after which the bets start again, so that a long time without drift does not outweigh a late one."""
 _BINS = 32
 _CELLS = 16  # of p-values, in the finest of the histograms that bet on them
 _BETS = (2, 4, 8, 16)
 _NEAR = 2.0**-18  # margins that differ by less than this share of themselves count as one
-_SHARED = 1 / 500  # of the calibration rows: so many with one margin are not cut apart
+_SHARED = 1 / 500  # of the calibration rows: a margin that more of them share is not split
 Alarm = Literal["margins", "decisions", "box"]
 _WATCHED: tuple[Alarm, ...] = ("margins", "decisions", "box")
 
@@ -44,7 +44,7 @@ _ALARMS = {
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """What a watch found after so many queries. An alarm stays; `false_alarms` is the probability of one without drift.
+    """What a watch found so far. An alarm stays; `false_alarms` is the probability of one without drift.
 
     `alarm` says what differs from the hold-out rows: "margins", "decisions", "box" (how many samples lie outside the
     calibration box), or None.
@@ -185,7 +185,7 @@ def _added(counts: list[int], values: IntArray, counted: BoolArray) -> list[int]
 
 
 def _running(values: IntArray, counted: BoolArray, start: Sequence[int]) -> IntArray:
-    """How often each value was counted before each row (n, k), on from `start` (k,)."""
+    """How often each value occurred before each row, (n, k), counting on from `start` (k,)."""
     hot = np.zeros((len(values), len(start)), dtype=np.int64)
     hot[np.arange(len(values)), values] = counted
     counts: IntArray = np.asarray(start, dtype=np.int64) + np.cumsum(hot, axis=0) - hot

@@ -129,7 +129,7 @@ def fallback(
 
 
 def _outweighs(N: int, k: int, delta: Decimal, t: Fraction) -> bool:
-    """Whether (delta / N) sum_i C(i, k) t^(i-k) is at least C(N, k) t^(N-k), surely.
+    """Whether (delta / N) sum_i C(i, k) t^(i-k) is certain to be at least C(N, k) t^(N-k).
 
     Divided by the right side, the terms from i = N - 1 downwards are (N-k)/(N t), each next one (i-k)/(i t) times the
     one before. All are positive and rounded down.

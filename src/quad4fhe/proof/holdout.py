@@ -76,7 +76,7 @@ def hold_out(
 
 
 def refuse_seen(rows: Rows, seen: Rows) -> None:
-    """Refuse a hold-out with mostly calibration rows: the fit has used them.
+    """Reject a hold-out with mostly calibration rows: the fit has used them.
 
     Some equal rows are natural where features take few values, so up to half of them may be calibration rows.
     """
@@ -142,7 +142,7 @@ def _by_class(target: IntArray, classes: int) -> Iterator[BoolArray]:
 
 
 def split_of(rows: int, share: float, seed: int) -> Split:
-    """The split of so many rows; InputError unless both parts have some."""
+    """The split of `rows` rows; raises InputError unless both parts have some."""
     if not 0 < share < 1:
         raise InputError(f"holdout is {share!r}, wanted a share between 0 and 1, such as 0.1, or rows of their own")
     held = int(share * rows + 0.5)

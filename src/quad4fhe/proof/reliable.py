@@ -1,9 +1,9 @@
-"""Decisions one may rely on: a margin above which at least a given share of decisions is kept, with a confidence.
+"""Reliable decisions: a margin above which at least a given share of decisions is kept, with a confidence.
 
 The margin may be a relative one, divided by a power of the norm of the logits: a quadratic grows where the ReLU model
 does not, so the largest plain margins are not the safest. The power and the thresholds that are tried rest on the
 calibration rows alone; the hold-out says how far the walk over them goes (`guarantee.fallback`). Thresholds are rounded
-to 20 bits, so that the last bits of a sum, which depend on the machine, decide nothing.
+to 20 bits, so that the last bits of a sum, which depend on the machine, do not matter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Reliable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def check_level(level: float) -> None:
-    """Refuse a level that is no share."""
+    """Raise InputError unless `level` is a share."""
     if isinstance(level, bool) or not (isinstance(level, float | int) and 0 < level < 1):
         raise InputError(f"reliable is {level!r}, wanted a share between 0 and 1, such as 0.995")
 
@@ -116,7 +116,7 @@ def margin_word(power: float) -> str:
 
 
 def thresholds(scores: Array) -> list[float]:
-    """What to try, strictest first: the percentiles of calibration scores, and 0, which accepts everything."""
+    """The thresholds to try, strictest first: percentiles of calibration scores, and 0, which accepts everything."""
     ordered = np.sort(scores)
     places = [(len(ordered) * step) // STEPS for step in range(STEPS - 1, 0, -1)]
     return [*(rounded(float(ordered[place]), up=True) for place in places), 0.0]
@@ -138,7 +138,7 @@ def _weights(steps: int, samples: int, delta: float, share: float) -> list[Decim
     """Where walks begin: at 2, 4, 8 and 16 times the rows that a test without losses needs; each has half the weight.
 
     A few lost rows with the largest margins end the first walk, but not the next. Starts beyond three quarters of the
-    rows are left out; where that leaves none, the one start is there. None of this depends on what the rows say.
+    rows are left out; where that leaves none, the one start is there. None of this depends on the content of the rows.
     """
     needed = math.log(delta) / math.log1p(-share)
     rows = [times * needed for times in (2, 4, 8, 16) if 4 * times * needed <= 3 * samples]
