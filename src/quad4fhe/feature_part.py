@@ -268,7 +268,7 @@ _DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft"))
 
 
 def check_graph(graph: bytes) -> None:
-    """Refuse what a feature part from a stranger may not do: run subgraphs, call other domains, read other files.
+    """Reject what an untrusted feature part may not do: run subgraphs, call other domains, read other files.
 
     A loop could run for a time that depends on the raw input, and whoever waits for the request could see that.
     """

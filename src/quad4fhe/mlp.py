@@ -208,7 +208,7 @@ class MLP:
         return decide(self.logits(X))
 
     def require_one_hidden(self, what: str) -> None:
-        """Refuse a deeper network, for `what` replaces one activation."""
+        """Reject a deeper network, for `what` replaces one activation."""
         if self.layers:
             raise InputError(
                 f"{what} replaces the activation of one hidden layer, and this network has {len(self.layers)}; "

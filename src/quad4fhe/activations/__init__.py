@@ -137,7 +137,7 @@ class Activation:
         return self.kind.function(u, *self._arrays())
 
     def check(self, units: int) -> None:
-        """Refuse parameters for another number of hidden units."""
+        """Reject parameters for another number of hidden units."""
         for value in self.parameters:
             if isinstance(value, tuple) and len(value) != units:
                 raise InputError(f"{self.name} has parameters for {len(value)} units, but the hidden layer has {units}")

@@ -32,7 +32,7 @@ S = TypeVar("S")
 
 
 class Evaluator(ABC):
-    """The server's side of one plan. It may trust what it is given: the session checked it against its form."""
+    """The server's side of one plan. It may trust its input, which the session has checked against its form."""
 
     def prepare(self, keys: Sequence[Words]) -> Any:
         """A client's evaluation keys in the form in which `evaluate` takes them; called once per client."""
@@ -73,7 +73,7 @@ class Layout(ABC):
 
     @abstractmethod
     def check_settings(self, plan: Plan) -> None:
-        """Refuse numbers that no plan of this layout can have; called before anything else uses them."""
+        """Reject numbers that no plan of this layout can have; called before anything else uses them."""
 
     @abstractmethod
     def reply_chain(self, plan: Plan) -> Chain:
@@ -85,7 +85,7 @@ class Layout(ABC):
 
     @abstractmethod
     def reply_bound(self, plan: Plan, model: PolynomialModel) -> float:
-        """What no value of a reply under this plan exceeds, as the holder of the model computes it."""
+        """A bound on every value of a reply under this plan, as the holder of the model computes it."""
 
     @abstractmethod
     def counts(self, plan: Plan) -> Counts:
@@ -93,7 +93,7 @@ class Layout(ABC):
 
     @abstractmethod
     def describe(self, plan: Plan) -> list[str]:
-        """Lines about how the samples lie, keys and scales."""
+        """Lines that describe where samples are placed, the keys and the scales."""
 
     def sent_noise(self, plan: Plan) -> float:
         """The deviation that encryption adds to every feature, for the simulated client."""
@@ -166,7 +166,7 @@ class Layout(ABC):
     # What is the same for all.
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan that this layout can't carry out safely; called for every plan that is made or read."""
+        """Reject a plan that this layout can't carry out safely; called for every plan that is made or read."""
         self.check_settings(plan)
         special = self.counts_special(plan)
         if plan.chain.keys != special:
@@ -199,7 +199,7 @@ def question_of(plan: Plan, model: PolynomialModel) -> Question:
 
 
 def check_slots(plan: Plan) -> None:
-    """Refuse a plan whose inputs don't fit into slots everywhere in its box.
+    """Reject a plan whose inputs don't fit into slots everywhere in its box.
 
     Values that are too large can't be encoded, and values of more than a word only by a slower path. A client must not
     fail, or take longer, depending on a sample.

@@ -69,7 +69,7 @@ class Part:
         return np.frombuffer(data, dtype=self.dtype).reshape(rows, *self.shape[1:])
 
     def check(self, name: str, chunk: Words) -> None:
-        """Refuse anything but rows of this part: type, shape, every residue below its prime, nothing transparent."""
+        """Reject anything but rows of this part: type, shape, every residue below its prime, nothing transparent."""
         if chunk.dtype != self.dtype or chunk.ndim != len(self.shape) or chunk.shape[1:] != self.shape[1:]:
             wanted = (-1, *self.shape[1:])
             raise InputError(

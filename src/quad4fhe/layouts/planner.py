@@ -150,7 +150,7 @@ def _rank(choice: Choice) -> tuple[bool, float]:
 
 
 def _check_margins(model: PolynomialModel, X: Array, margins: Array) -> None:
-    """Refuse samples that are not the calibration set: a promise about them would be none about it."""
+    """Reject samples that are not the calibration set: the plan promises something about that set."""
     logits = model.logits(X)
     ordered = np.sort(logits, axis=1)
     found = np.abs(logits[:, 0]) if model.outputs == 1 else ordered[:, -1] - ordered[:, -2]

@@ -36,7 +36,7 @@ class BatchNoise:
 
     @property
     def _flood(self) -> tuple[float, float]:
-        """What private replies add to a logit: a deviation, and a bound without a probability."""
+        """What private replies add to a logit: its deviation, and a bound that always holds."""
         if self.flooding is None:
             return 0.0, 0.0
         return self.flooding.deviation * 2.0**-self.out, self.flooding.hard * 2.0**-self.out
@@ -55,12 +55,12 @@ class BatchNoise:
         return 1 if self.circuit.outputs == 1 else 2
 
     def bound(self, X: Array, pair: Pair) -> Array:
-        """What the difference of two logits moves at most at each point."""
+        """A bound on the error of the difference of two logits at each point."""
         deviation, rest, drift = self._at(X, pair)
         return self._sum(deviation, rest, drift, self._sides)
 
     def cheap(self, X: Array) -> Array:
-        """The same for each logit alone, by the norm of W."""
+        """The same for each logit alone, from the norm of W."""
         circuit, out = self.circuit, np.empty((len(X), self.circuit.outputs))
         norm = float(np.linalg.norm(circuit.W, 2))
         still = 0.0 if circuit.U is None else np.linalg.norm(circuit.U, axis=1)
@@ -75,33 +75,33 @@ class BatchNoise:
         return out * (1 + 1e-9)
 
     def anywhere(self) -> float:
-        """What a logit moves at most anywhere in the box."""
+        """A bound on the error of a logit anywhere in the box."""
         slope = self.limits.slope
         drift = self._lost * slope * float(np.linalg.norm(self.reach))
         return float(self._sum(np.array(slope * self.sigma), np.array(self._furthest), np.array(drift)))
 
     def slot(self) -> float:
-        """What noise adds at most to the modulus of any slot of a reply, its imaginary part included."""
+        """A bound on what noise adds to the modulus of any slot of a reply, including its imaginary part."""
         return math.sqrt(2) * self.anywhere() + 2 * self._furthest
 
     @property
     def _lost(self) -> float:
-        """What the client loses in float64: x - shift, and the transform of the encoding."""
+        """The float64 error of the client: of x - shift, and of the transform of the encoding."""
         return transform_error(self.ring) + UNIT
 
     @property
     def _furthest(self) -> float:
-        """What the powers of noise beyond the first add at most to a logit anywhere in the box."""
+        """A bound on what higher powers of the noise add to a logit anywhere in the box."""
         curves = self.limits.curves
         if curves is None:
             curves = self.circuit.taylor(np.zeros((1, self.circuit.units)))[:, 0]
         return float((np.abs(self.circuit.V) @ self._rest(np.abs(curves))).max())
 
     def _rest(self, around: Array) -> Array:
-        """What the powers of noise beyond the first add at most to each unit, for Taylor coefficients (p + 1, ..., m).
+        """A bound on what higher powers of the noise add to each unit, for Taylor coefficients (p + 1, ..., m).
 
-        Both parts of the noise stay below r: so does the real part of its square below r^2, and any other power below
-        that of sqrt(2) r.
+        Both parts of the noise stay below r, so the real part of its square stays below r^2, and every higher power
+        below that of sqrt(2) r.
         """
         r = self.confidence.deviations * self.sigma * np.linalg.norm(self.circuit.W, axis=1)
         out: Array = around[2] * (r * r)
@@ -110,7 +110,7 @@ class BatchNoise:
         return out
 
     def _sum(self, deviation: Array, rest: Array, drift: Array, sides: int = 1) -> Array:
-        """The bound of a difference of `sides` logits, the flooding of each included."""
+        """The bound of a difference of `sides` logits, including the flooding of each."""
         flood, hard = self._flood
         spread = np.hypot(deviation, math.sqrt(sides) * flood)
         out: Array = (self.confidence.deviations * spread + rest + drift + sides * hard) * (1 + 1e-6)

@@ -105,7 +105,7 @@ def why_not_batch(question: Question) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Aim:
-    """The closest decisions and their sensitivities: what steers the search. Nothing is proved with it.
+    """The closest decisions and their sensitivities. They guide the search; no proof uses them.
 
     `means` are those of the sensitivities, `x_most` is log2 of the largest scale of x, `changes` the expected changes
     among unseen samples for a deviation of 1, and `allowed` how many there may be.
@@ -409,7 +409,7 @@ def noise_of(question: Question, running: Circuit, made: Chain, scales: Scales) 
 
 
 def batch_slot_bound(noise: BatchNoise) -> float:
-    """What no slot of a reply exceeds anywhere in the box, noise included: the client refuses a reply beyond it."""
+    """A bound on every slot of a reply anywhere in the box, including noise; clients reject a reply beyond it."""
     lost = float(evaluation_error(noise.circuit, noise.reach[None]).max())
     return max((noise.limits.logit + noise.slot() + lost) * (1 + 1e-6), _LEAST)
 

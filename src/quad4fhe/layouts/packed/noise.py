@@ -174,11 +174,11 @@ class PackedNoise:
     confidence: Confidence
 
     def deviation(self, X: Array, pair: Pair) -> Array:
-        """The deviation of the difference of two logits at each point: tails and worst cases are left out."""
+        """The deviation of the difference of two logits at each point, without tails and worst cases."""
         return np.concatenate([self._forecast(part) for part in self._parts(X, pair)] or [np.empty(0)])
 
     def bound(self, X: Array, pair: Pair) -> Array:
-        """What the difference of two logits moves at most at each point."""
+        """A bound on the error of the difference of two logits at each point."""
         return self.bound_of(self._parts(X, pair))
 
     def bound_of(self, parts: Iterable[Part]) -> Array:
@@ -186,7 +186,7 @@ class PackedNoise:
         return np.concatenate([self._bound(part) for part in parts] or [np.empty(0)])
 
     def cheap(self, X: Array) -> Array:
-        """The same for each logit alone, by norms."""
+        """The same for each logit alone, from norms."""
         V, T, out = self.circuit.V, self.T, np.empty((len(X), self.circuit.outputs))
         gains = self.gains
         norms = [float(np.linalg.norm(G, 2)) for G in (gains.fresh, gains.turned, gains.levered)]
@@ -204,7 +204,7 @@ class PackedNoise:
         return out
 
     def anywhere(self) -> float:
-        """What a logit moves at most anywhere in the box; any other slot of a reply at most twice as much."""
+        """A bound on the error of a logit anywhere in the box; other slots of a reply may have twice as much."""
         V = np.abs(self.circuit.V).max(axis=0, keepdims=True)
         T = np.abs(self.T).max(axis=0, keepdims=True)
         y = self.limits.hidden[None]
@@ -212,7 +212,7 @@ class PackedNoise:
         return float(self._bound(self._part(slope, (V,), (T,), y, self.reach[None], absolute=True))[0])
 
     def slot(self) -> float:
-        """What noise adds at most to the modulus of any slot of a reply, its imaginary part included."""
+        """A bound on what noise adds to the modulus of any slot of a reply, including its imaginary part."""
         return 2 * math.sqrt(2) * self.anywhere()
 
     def _hidden(self, X: Array) -> tuple[Array, Array]:
@@ -220,7 +220,7 @@ class PackedNoise:
         return z, z @ self.circuit.W.T + self.circuit.t
 
     def parts(self, X: Array, pair: Pair) -> list[Part]:
-        """What the noise depends on at the points, whatever the scales."""
+        """What the noise at the points depends on, apart from the scales."""
         return list(self._parts(X, pair))
 
     def _parts(self, X: Array, pair: Pair) -> Iterator[Part]:
@@ -234,7 +234,7 @@ class PackedNoise:
             yield self._part(slope, tuple(circuit.V[c] for c in classes), tuple(self.T[c] for c in classes), y, z)
 
     def _part(self, slope: Array, V: Arrays, T: Arrays, y: Array, z: Array, *, absolute: bool = False) -> Part:
-        """`absolute`: slopes and y are bounds of absolute values, so nothing may cancel."""
+        """With `absolute`, slopes and y are bounds of absolute values, so nothing may cancel."""
         gains = self.gains
         fresh, turned, levered = (
             _form(np.abs(G) if absolute else G, slope) for G in (gains.fresh, gains.turned, gains.levered)
@@ -269,7 +269,7 @@ class PackedNoise:
         return out
 
     def _input_proxy(self, fresh: Array, raw: Array, levered: Array, top: Array) -> Array:
-        """The variance proxy of all that happens to the inputs before they meet weights, in units of 1/scale^2."""
+        """The variance proxy of all noise on the inputs before they meet weights, in units of 1/scale^2."""
         ring = self.chain.ring
         spread = self.confidence.spread(raw, top)
         proxy = (BINOMIAL + DITHER) * ring / 2 * fresh
@@ -322,7 +322,7 @@ class PackedNoise:
         return first * (self._turns["giant"] + self._turns["blocks"] + 1) * self.packing.blocks
 
     def _late(self, V: Arrays, T: Arrays) -> Array:
-        """The deviation from every key switch after the first rotations, digits and roundings at their worst."""
+        """The deviation from all key switches after the first rotations, with digits and roundings at their worst."""
         packing, scales, turns = self.packing, self.scales, self._turns
         square = self._switched * 4.0**-scales.x * (2 + turns["small"])
         after = self._switched * 2.0**-scales.out * (turns["large"] + turns["window"] + 1)
@@ -346,7 +346,7 @@ class PackedNoise:
         return out
 
     def _drift(self, part: Part) -> Array:
-        """What float64 loses in encoding samples and weights: of every plaintext a share of its norm."""
+        """The float64 error of encoding samples and weights: for every plaintext, a share of its norm."""
         packing, circuit, y = self.packing, self.circuit, part.y
         copies = math.sqrt(packing.width / packing.span) * float(np.linalg.norm(self.reach))
         lost = np.sqrt(part.fresh) * copies

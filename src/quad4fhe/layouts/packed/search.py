@@ -57,7 +57,7 @@ def search_packed(question: Question) -> list[Choice]:
 
 
 def why_not_packed(question: Question) -> str:
-    """What keeps a model, for which nothing was found, from layout packed, and what to do instead."""
+    """Why `search_packed` found nothing for a model, and what to do instead."""
     if question.model.degree > 2:
         degree = question.model.degree
         return f"layout packed takes models of degree 2, and this one has degree {degree}; take layout='batch'"
@@ -74,19 +74,19 @@ def why_not_packed(question: Question) -> str:
 
 
 def _constant(question: Question) -> bool:
-    """SEAL refuses a product that is zero for everyone, so layout packed needs a weight in both layers."""
+    """Whether a layer has no weight: SEAL refuses a product that is always zero, so layout packed can't compute it."""
     S, T, _ = question.folding.head
     return not question.model.W1.any() or not (S.integers.any() or T.integers.any())
 
 
 def packed_slot_bound(question: Question, made: Chain, packing: Packing, scales: Scales) -> float:
-    """What no slot of a reply exceeds, noise included, but for the failure probability of the plan."""
+    """A bound on every slot of a reply, including noise, except with the failure probability of the plan."""
     noise = noises_of(question, made, packing, [scales])[0]
     return (noiseless_bound(question) + noise.slot()) * (1 + 1e-6)
 
 
 def noiseless_bound(question: Question) -> float:
-    """Every slot of a packed reply sums one window of products of any classes: at most the largest of each unit."""
+    """A bound without noise: a slot of a reply sums products of any classes, at most the largest of each unit."""
     _, T, c = question.folding.doubles
     hidden = question.limits.hidden
     units = np.abs(question.reference.V).max(axis=0) * hidden**2 + np.abs(T).max(axis=0) * hidden
@@ -94,7 +94,7 @@ def noiseless_bound(question: Question) -> float:
 
 
 def _visible(question: Question, made: Chain, tried: list[Scales]) -> list[Scales]:
-    """The scales at which both layers surely have a weight that is not rounded to zero, which SEAL would refuse.
+    """The scales at which both layers keep a weight that is not rounded to zero; SEAL would refuse all zeros.
 
     A plaintext with a slot of size s has coefficients that sum to s at least; rounded at random, all of them become
     zero with probability e^-s at most.
@@ -106,7 +106,7 @@ def _visible(question: Question, made: Chain, tried: list[Scales]) -> list[Scale
 
 
 def _cheapest(question: Question, made: Chain) -> Packing | None:
-    """As many samples a request as make the bill for all of them smallest."""
+    """The packing whose number of samples per request costs least for all samples."""
     shape, fitting = question.shape, []
     for power in range(made.slots.bit_length()):
         try:
