@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -42,10 +42,12 @@ _ROWS = 2048
 _MEAN_SHARE, _REST_SHARE = 5.0, 1.25
 
 
+@cache
 def lever(ring: int) -> Array:
-    """|2 / (1 - zeta)|^2 of every slot (slots,)."""
+    """|2 / (1 - zeta)|^2 of every slot (slots,), read-only."""
     exponents = np.array([pow(3, j, 2 * ring) for j in range(ring // 2)])
     out: Array = (1.0 / np.sin(np.pi * exponents / ring / 2)) ** 2
+    out.setflags(write=False)
     return out
 
 
