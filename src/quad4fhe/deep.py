@@ -96,7 +96,9 @@ class DeepMLP(MLP):
         """A hash of all layers, without the derived head."""
         arrays = [self.W1, self.b1, *(array for layer in self.layers for array in layer)]
         own = "" if self.feature_part is None else self.feature_part.sha256
-        kinds = "" if self._is_relu else f":{[each.plain() for each in self.inner]!r}"  # hashes of ReLU stay as they were
+        kinds = (
+            "" if self._is_relu else f":{[each.plain() for each in self.inner]!r}"
+        )  # hashes of ReLU stay as they were
         text = f"quad4fhe-mlp-deep:{sha256('quad4fhe-mlp-1', arrays)}:{own}{kinds}"
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -96,6 +96,9 @@ PlanClipFlag = Annotated[
 # --- where work runs --------------------------------------------------------------------------------------------
 
 PoolOption = Annotated[str | None, choice(KINDS.names(), f"Where workers run. {HELP}.")]
+BackendOption = Annotated[
+    str, typer.Option(help="The library that computes on ciphertexts: seal, or one that an installed package adds.")
+]
 WorkersOption = Annotated[int | None, typer.Option(help="Number of worker processes; by default one per core.", min=1)]
 
 

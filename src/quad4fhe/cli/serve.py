@@ -12,6 +12,7 @@ import typer
 
 from quad4fhe.cli.app import app
 from quad4fhe.cli.options import (
+    BackendOption,
     Box,
     BoxOption,
     JsonFlag,
@@ -26,6 +27,7 @@ from quad4fhe.cli.options import (
 )
 from quad4fhe.cli.terminal import at_work, print_json, print_table
 from quad4fhe.errors import InputError
+from quad4fhe.he import backends
 from quad4fhe.layouts import LAYOUTS
 from quad4fhe.workers.registry import DEFAULT
 
@@ -102,6 +104,7 @@ def serve_command(
             metavar="FILE", help="With --page: onnxruntime-web's module, to run models' feature parts in the browser."
         ),
     ] = None,
+    backend: BackendOption = backends.DEFAULT,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
     json: JsonFlag = False,
@@ -149,6 +152,7 @@ def serve_command(
         page=page,
         page_from_disk=page_from_disk,
         onnxruntime=onnxruntime,
+        backend=backend,
         ready=lambda url: _ready(url, hosted, json, page),
     )
 

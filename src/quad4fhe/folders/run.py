@@ -21,7 +21,7 @@ from quad4fhe.errors import InputError
 from quad4fhe.folders import worker
 from quad4fhe.folders.batches import KEYS, REPLY, REQUEST, plan_of
 from quad4fhe.folders.journal import DIGEST, Journal, claimed_digest, intact_digest
-from quad4fhe.he import container
+from quad4fhe.he import backends, container
 from quad4fhe.he.container import Kind
 from quad4fhe.io.files import file_sha256, locked, open_regular, own_folder, remove_parts, shown, writing
 from quad4fhe.layouts import layout_of
@@ -91,6 +91,7 @@ def score(
     workers: int | None = None,
     plan: Plan | None = None,
     payload: Payload = "auto",
+    backend: str = backends.DEFAULT,
     progress: Progress = silent,
 ) -> Score:
     """Answer every request in the folder `requests` with one reply file in `replies`; continues an interrupted run.
@@ -112,6 +113,8 @@ def score(
     payload
         "files": workers read and write the folders themselves. "bytes": everything goes through this process. "auto"
         means "files" if all workers are on this machine.
+    backend
+        The library that computes, by name; workers import it.
     progress
         Progress callback (what, done, total).
     """
@@ -120,6 +123,7 @@ def score(
     names = _requests(requests)
     plan = plan_of(requests) if plan is None else plan
     _require_fit(fit, plan, requests)
+    backends.chosen(backend)  # before the workers start
     chosen = choose(pool, workers)
     how = payload if payload != "auto" else "files" if chosen.on_this_machine else "bytes"
     head = {"quad4fhe": "replies", "version": _VERSION, "model": plan.model_id, "plan": plan.sha256.hex()}
@@ -130,7 +134,7 @@ def score(
         if pending:
             keys = _keys(plan, run.requests, how == "bytes")
             progress("start the workers", 0, 0)
-            with chosen.open(partial(worker.make, fit.model, plan.to_dict(), keys)) as opened:
+            with chosen.open(partial(worker.make, fit.model, plan.to_dict(), keys, backend)) as opened:
                 count, ready = opened.workers, time.monotonic()
                 for done in opened.stream(run.tasks(pending), ahead=1):
                     run.settle(done)

@@ -56,15 +56,18 @@ class TaskResult:
     data: bytes | None
 
 
-def make(model: PolynomialModel, plan: dict[str, Any], keys: dict[bytes, Source]) -> Callable[[Task], TaskResult]:
+def make(
+    model: PolynomialModel, plan: dict[str, Any], keys: dict[bytes, Source], backend: str
+) -> Callable[[Task], TaskResult]:
     """Set up a worker: fold and quantise the model once, and return the function that does tasks."""
-    return _Scorer(model, Plan.from_dict(plan), keys).answer
+    return _Scorer(model, Plan.from_dict(plan), keys, backend).answer
 
 
 class _Scorer:
-    def __init__(self, model: PolynomialModel, plan: Plan, keys: dict[bytes, Source]) -> None:
+    def __init__(self, model: PolynomialModel, plan: Plan, keys: dict[bytes, Source], backend: str) -> None:
         self._plan = plan
-        self._server = Server(SimpleNamespace(model=model), plan, keys=key_cache([plan], KEYS_AT_ONCE))
+        cache = key_cache([plan], KEYS_AT_ONCE)
+        self._server = Server(SimpleNamespace(model=model), plan, keys=cache, backend=backend)
         self._server.warm_up()
         self._keys = keys
 

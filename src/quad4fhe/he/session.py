@@ -17,12 +17,14 @@ from numpy.typing import ArrayLike
 from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe._threads import few_threads
 from quad4fhe.errors import InputError, Quad4FHEError
+from quad4fhe.he import backends
 from quad4fhe.he.container import EvaluationKeys, Identity, Reply, Request, form, read_keys
 from quad4fhe.he.key_cache import KeyCache
 from quad4fhe.he.keys import StoredKey
 from quad4fhe.he.prepared import Prepared, PreparedFolder
-from quad4fhe.he.seal import BACKEND, Context, SecretKey
+from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.layouts import layout_of
+from quad4fhe.layouts.backend import Backend
 from quad4fhe.layouts.forms import Kind
 from quad4fhe.layouts.residues import KernelName
 from quad4fhe.mlp import decide
@@ -30,7 +32,6 @@ from quad4fhe.planning.box import check_inside
 from quad4fhe.planning.plan import Fitted, Plan, require_model
 from quad4fhe.polynomial import PolynomialModel
 
-_REFUSED: tuple[type[Exception], ...] = (InputError, *BACKEND.errors)
 _WARMED = 2**26  # bytes of a request; a larger one is not worth a warm-up
 
 
@@ -186,7 +187,8 @@ class Server:
     replies are not re-randomised: from enough of them a client can solve for the weights. Several servers can share
     `keys`, a cache that limits the evaluation keys in memory; by default each server keeps all of its own. Pass
     `checked` only if a server was made of the same plan file before: then the check that no logit overflows, which
-    takes longer than the rest, is not repeated.
+    takes longer than the rest, is not repeated. `backend` is the library that
+    computes, or its name.
     """
 
     def __init__(
@@ -195,6 +197,7 @@ class Server:
         plan: Plan,
         kernel: KernelName = "auto",
         keys: KeyCache[Any] | None = None,
+        backend: str | Backend = backends.DEFAULT,
         *,
         checked: bool = False,
     ) -> None:
@@ -203,8 +206,10 @@ class Server:
             _require_room(plan, fit.model)
         self.plan, self._layout = plan, layout_of(plan)
         self._keys: KeyCache[Any] = KeyCache() if keys is None else keys
+        library = backends.chosen(backend)
+        self._refused: tuple[type[Exception], ...] = (InputError, *library.errors)
         with few_threads():
-            self._evaluator = self._layout.evaluator(fit.model, plan, BACKEND, kernel)
+            self._evaluator = self._layout.evaluator(fit.model, plan, library, kernel)
 
     def __repr__(self) -> str:
         return f"Server({_words(self.plan)})"
@@ -220,7 +225,7 @@ class Server:
         try:
             wanted = form(self.plan, Kind.keys)
             prepared = self._evaluator.prepare(wanted.whole("the key set", keys.chunks))
-        except _REFUSED as error:
+        except self._refused as error:
             raise InputError(f"not evaluation keys of this plan: {error}") from None
         self._keys.put(self.plan.sha256, key_id, prepared, self._layout.key_memory(self.plan))
 

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from quad4fhe.errors import InputError, Quad4FHEError
-from quad4fhe.he import container
+from quad4fhe.he import backends, container
 from quad4fhe.he.container import Kind
 from quad4fhe.he.key_cache import KeyCache
 from quad4fhe.layouts import layout_of
@@ -95,6 +95,7 @@ class Service:
         page: bool = False,
         page_from_disk: bool = False,
         onnxruntime: bytes | None = None,
+        backend: str = backends.DEFAULT,
     ) -> None:
         self.models = catalogue(models)
         self.limits = limits
@@ -106,6 +107,8 @@ class Service:
         self._page_from_disk = page_from_disk
         self._onnxruntime = onnxruntime
         self._workers = workers
+        self._backend = backend
+        backends.chosen(backend)  # before the workers start
         self.failure: InputError | None = None
         self._places = Places(limits.workers + limits.queue)
         self._uploading: set[tuple[bytes, bytes]] = set()
@@ -163,7 +166,7 @@ class Service:
             file = self.spool.folder / f"{one.model_id}.safetensors"
             file.write_bytes(one.fit.to_bytes())  # a copy: the file the user gave may change while we serve
             models.append(ModelFiles(str(file), [plan.to_dict() for plan in one.plans]))
-        self.pool = ServerPool(Setup(models, self.limits.memory), launcher)
+        self.pool = ServerPool(Setup(models, self.limits.memory, self._backend), launcher)
         stack.push_async_callback(self.pool.close)
         await self.pool.start()
         log.info("ready; models: %d, workers: %d", len(models), launcher.workers)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quad4fhe.errors import InputError, MissingExtraError
+from quad4fhe.he import backends
 from quad4fhe.io.files import one_line
 from quad4fhe.workers.pool import Workers
 from quad4fhe.workers.registry import DEFAULT, choose
@@ -92,6 +93,7 @@ def serve(
     page: bool = False,
     page_from_disk: bool = False,
     onnxruntime: Path | None = None,
+    backend: str = backends.DEFAULT,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until stopped.
@@ -118,6 +120,8 @@ def serve(
         Answer copies of that page that were opened from disk.
     onnxruntime
         The WebAssembly module of onnxruntime-web, with which the page runs feature parts.
+    backend
+        The library that computes on ciphertexts, by name.
     ready
         Called with the server's URL once it takes requests.
     """
@@ -147,6 +151,7 @@ def serve(
             page=page,
             page_from_disk=page_from_disk,
             onnxruntime=None if onnxruntime is None else read_onnxruntime(onnxruntime),
+            backend=backend,
         )
         config = uvicorn.Config(
             service.app(),

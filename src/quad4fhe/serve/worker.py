@@ -20,7 +20,7 @@ import msgspec
 
 from quad4fhe.errors import InputError
 from quad4fhe.fitting.result import Fit
-from quad4fhe.he import container
+from quad4fhe.he import backends, container
 from quad4fhe.he.session import Server, key_cache
 from quad4fhe.layouts import layout_of
 from quad4fhe.planning.plan import Plan
@@ -39,10 +39,14 @@ class ModelFiles(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The models of a worker, and its `memory` limit in bytes: None for what its plans can need, 0 for no limit."""
+    """What a worker needs: its models, its `memory` limit in bytes, and the name of its backend.
+
+    A limit of None is what its plans can need, and 0 is no limit.
+    """
 
     models: list[ModelFiles]
     memory: int | None = None
+    backend: str = backends.DEFAULT
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -89,7 +93,7 @@ class Worker:
         for model, own in zip(setup.models, plans, strict=True):
             fit = Fit.load(model.fit)
             for plan in own:
-                self._servers[plan.sha256.hex()] = server = Server(fit, plan, keys=self._keys)
+                self._servers[plan.sha256.hex()] = server = Server(fit, plan, keys=self._keys, backend=setup.backend)
                 server.warm_up()
         needed = sum(layout_of(plan).memory(plan, KEYS_AT_ONCE) for plan in every)
         limit_memory(setup.memory, needed)
