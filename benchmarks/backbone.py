@@ -133,7 +133,19 @@ def found_in(looked_for: list[bytes], data: bytes) -> int:
 
 def over_http(fit_file: Path, made: Any, X: Any) -> dict[str, Any]:
     """All images decided by a server in a process of its own; what travels is counted and searched."""
-    words = ["serve", str(fit_file), "--layout", "batch", "--samples", "4096", "--port", "0", "--workers", "1", "--json"]
+    words = [
+        "serve",
+        str(fit_file),
+        "--layout",
+        "batch",
+        "--samples",
+        "4096",
+        "--port",
+        "0",
+        "--workers",
+        "1",
+        "--json",
+    ]
     server = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None

@@ -1,8 +1,8 @@
 """What `mkdocs build` adds to the pages in this folder.
 
 Decides how files that live elsewhere become pages (README, SECURITY, CONTRIBUTING, CHANGELOG, the notebooks with their
-pictures, the help of every command), so that no fact is written twice, and turns ```math blocks and $formulas$ into
-MathML, which browsers draw without a script. Fetches nothing from the network.
+pictures, the diagrams, the help of every command), so that no fact is written twice, and turns ```math blocks and
+$formulas$ into MathML, which browsers draw without a script. Fetches nothing from the network.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
 }
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
+IMAGE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)\s]+)\)")
+DIAGRAMS = "src/quad4fhe/report/diagrams"  # drawn once, for README, site and report
 MATH = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Code first, so that a dollar inside it is left alone; then $...$ within a paragraph.
 INLINE = re.compile(
@@ -45,6 +47,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=text))
         for name, data in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=data))
+    for drawing in sorted((ROOT / DIAGRAMS).glob("*.svg")):
+        text = drawing.read_text(encoding="utf-8")
+        files.append(File.generated(config, f"assets/{drawing.name}", content=text))
     files.append(File.generated(config, "reference/cli.md", content=command_line_page()))
     return files
 
@@ -66,6 +71,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return text if text.startswith("`") else f"{text} (`{path}`)"
         return f"[{text}]({posixpath.relpath(inside, here or '.')}{anchor})"
 
+    def image(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(home, found[2]))
+        inside = path.replace(DIAGRAMS, "assets").removeprefix("docs/")
+        return f"![{found[1]}]({posixpath.relpath(inside, here or '.')})"
+
+    if not page.file.src_uri.startswith("notebooks/"):  # their pictures are made here
+        markdown = IMAGE.sub(image, markdown)
     drawn = MATH.sub(lambda found: f'<div class="formula">{formula(found[1])}</div>', LINK.sub(link, markdown))
     # In a span, because a line that begins with <math> would be a block of its own.
     return INLINE.sub(lambda found: f"<span>{formula(found[1], 'inline')}</span>" if found[1] else found[0], drawn)

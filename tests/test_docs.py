@@ -16,10 +16,13 @@ from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 
 import quad4fhe
+from quad4fhe.report.drawing import DARK, LIGHT
+from quad4fhe.report.page import diagram
 from support.serving import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -243,6 +246,37 @@ def test_the_site_needs_no_network(site: Path) -> None:
     wrong += [str(file) for file in site.rglob("*.css") if styled.search(file.read_text(encoding="utf-8"))]
     assert not wrong
     assert (site / "index.html").exists()
+
+
+def test_every_picture_of_the_site_is_there(site: Path) -> None:
+    shown = re.compile(r'<img[^>]+src="(?!data:|https?:)([^"]+)"')
+    for page in site.rglob("*.html"):
+        start = site if page.name == "404.html" else page.parent  # a server sends that page for any address
+        named = shown.findall(page.read_text(encoding="utf-8"))
+        assert [one for one in named if not (start / one.lstrip("/")).exists()] == [], page
+
+
+DIAGRAMS = sorted((ROOT / "src" / "quad4fhe" / "report" / "diagrams").glob("*.svg"))
+
+
+@pytest.mark.parametrize("file", DIAGRAMS, ids=lambda file: file.stem)
+def test_a_diagram_is_drawn_once_and_speaks_to_those_who_can_not_see_it(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    title, desc = (root.find(f"{{http://www.w3.org/2000/svg}}{name}") for name in ("title", "desc"))
+    assert title is not None
+    assert desc is not None
+    assert len(str(desc.text)) > 100
+    assert root.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
+    assert set(re.findall(r"var\(--(\w+)\)", text)) <= set(LIGHT)  # the report's colours, in both themes
+    own = re.findall(r"--(\w+):(#[0-9a-f]{6})", text)
+    assert {(name, colour) for name, colour in own} <= {*LIGHT.items(), *DARK.items()}
+    assert any(file.name in page.read_text(encoding="utf-8") for page in PAGES)
+    assert "<style" not in diagram(file.stem)
+
+
+def test_there_are_three_diagrams() -> None:
+    assert [file.stem for file in DIAGRAMS] == ["plane", "sight", "way"]
 
 
 def test_formulas_are_drawn_without_a_script(site: Path) -> None:

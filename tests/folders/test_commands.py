@@ -16,7 +16,6 @@ from quad4fhe.cli import main
 from quad4fhe.he import keys
 from support.serving import small_fit
 
-
 pytestmark = pytest.mark.usefixtures("fixed_ties")
 
 

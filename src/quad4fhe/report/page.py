@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -59,9 +60,16 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.globals["NOTHING"] = NOTHING
+    made.globals["diagram"] = diagram
     macros = made.get_template("macros.html").module
     made.globals |= {name: getattr(macros, name) for name in _MACROS}
     return made
+
+
+def diagram(name: str) -> Markup:
+    """A diagram of the manual, in the colours of the page: without its own, which follow the system's theme."""
+    text = files("quad4fhe.report").joinpath("diagrams", f"{name}.svg").read_text(encoding="utf-8")
+    return Markup(f"<figure>{re.sub(r'<style>.*?</style>', '', text)}</figure>")
 
 
 def _tiles(found: Findings) -> list[Tile]:

@@ -37,6 +37,8 @@ For {{ samples }}, {{ plans[0].layout }} is taken.
 The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room.share }} of it on both sides.
 {% endif %}
 {% for reason in reasons %} {{ reason }}.{% endfor %}</p>
+<details><summary>The data's way, and who sees what</summary>
+<div class="figures"><div>{{ diagram("way") }}</div><div>{{ diagram("sight") }}</div></div></details>
 {% if run %}
 {{ table(ran, ["", "measured"], run) }}
 {% endif %}

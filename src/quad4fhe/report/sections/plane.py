@@ -30,6 +30,7 @@ class LiftedPlane(Section):
     template = """
 <p>A shared quadratic sees a sample through two numbers only, Q and H. So every calibration sample is a point in a
 plane, and every shared quadratic a line.</p>
+<details><summary>How to read these pictures</summary>{{ diagram("plane") }}</details>
 {{ figures(pictures) }}
 """
 
