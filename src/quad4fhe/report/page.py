@@ -67,9 +67,13 @@ def _templates() -> jinja2.Environment:
 
 
 def diagram(name: str) -> Markup:
-    """A diagram of the manual, in the colours of the page: without its own, which follow the system's theme."""
+    """A diagram of the manual as a figure in the colours of the page; its title and description become the caption."""
     text = files("quad4fhe.report").joinpath("diagrams", f"{name}.svg").read_text(encoding="utf-8")
-    return Markup(f"<figure>{re.sub(r'<style>.*?</style>', '', text)}</figure>")
+    title, about = (re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", text)[0] for tag in ("title", "desc"))
+    inner = re.sub(r"<(style|title|desc)\b.*?</\1>\s*", "", text)
+    inner = re.sub(r' (xmlns|aria-labelledby)="[^"]*"', "", inner).replace("<svg ", f'<svg aria-label="{about}" ', 1)
+    caption = f"<figcaption><b>{title}. </b>{about}</figcaption>"
+    return Markup(f'<figure id="diagram-{name}">{inner}{caption}</figure>')
 
 
 def _tiles(found: Findings) -> list[Tile]:
