@@ -20,6 +20,7 @@ import argparse
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,6 +141,7 @@ def main() -> None:
     caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument("--cache", type=Path, default=caches / "quad4fhe-peers", help="environments and trained nets")
     parser.add_argument("--limit", type=int, default=600, help="seconds for one form of a peer on one network")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time; each still computes in one thread")
     parser.add_argument("--forms", nargs="+", help="only these forms of the peers, by default all")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -149,10 +151,12 @@ def main() -> None:
             "machine": describe("seal-python", "numba"),
             "date": datetime.now(UTC).date().isoformat(),
             "load": os.getloadavg()[0],
+            "jobs": options.jobs,
         }
         network = networks()[name](options.data, options.cache)
         task = network.write(options.cache / name)
         rows = measure(network) if "ours" in options.peers else []
+        cases: list[tuple[Path, Peer, Path, str, int]] = []
         for key in [key for key in options.peers if key != "ours"]:
             peer = PEERS[key]
             try:
@@ -161,7 +165,9 @@ def main() -> None:
                 rows.append({"peer": peer.name, "form": "all", "skipped": str(error)[:200]})
                 continue
             forms = [form for form in peer.forms if options.forms is None or form in options.forms]
-            rows += [run(python, peer, task, form, options.limit) for form in forms]
+            cases += [(python, peer, task, form, options.limit) for form in forms]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            rows += pool.map(lambda case: run(*case), cases)
         show(network, with_ratios(rows))
         kept = float(np.mean(network.fit.predict(network.X_test) == network.mlp.decide(network.X_test)))
         found |= {"shape": network.shape, "kept": kept, "results": rows}

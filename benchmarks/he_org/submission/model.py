@@ -30,6 +30,11 @@ FEW = 100  # images: for fewer, layout packed is cheaper. Layout lift starts mor
 RARE = 0.02  # of the training images: pixels that are not blank in fewer are left out
 
 
+def pixels_of(X: Any) -> Any:
+    """The pixels that the network sees, of training images X (n, 784)."""
+    return np.flatnonzero((X > 0).mean(axis=0) > RARE)
+
+
 def replaced(layers: list[Any], X: Any) -> Fit:
     """The polynomial model of a network, fitted to the decisions of the whole network on the images X."""
     (W1, b1), *others = layers
@@ -46,7 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     X, y, X_test, y_test = mnist(options.data)
     widths = tuple(int(width) for width in options.network.split("-")[1:-1])
-    pixels = np.flatnonzero((X > 0).mean(axis=0) > RARE)
+    pixels = pixels_of(X)
     layers = train(X, y, pixels, widths, EPOCHS, SEED)
     shown = X[:CALIBRATION, pixels].astype(np.float64)
     found = replaced(layers, shown)
