@@ -6,7 +6,8 @@ Every peer runs in a virtual environment of its own, which this script makes in 
 and in a program of its own (`peer_programs/`), as a user of that tool would write it, in its best form that we found
 and in its tutorial's. Tools whose licence forbids commercial use (HElayers) run only when named. Each figure is the
 smallest of several runs; ratios are to our figures of the same run. Prints a table, and writes JSON with --out, where
-the networks of an existing file that are not run again stay as they are, each with its own date, commit and load.
+results of an existing file that are not run again stay as they are; each has its own date, commit and load. Without
+`ours` among the peers, a network that was prepared before is not fitted again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from machine import describe
-from peer_networks import Network, networks
+from peer_networks import networks
 from peer_ours import measure
 
 HERE = Path(__file__).parent
@@ -112,9 +113,9 @@ def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def show(network: Network, rows: list[dict[str, Any]]) -> None:
+def show(title: str, rows: list[dict[str, Any]]) -> None:
     """Print one network's table."""
-    print(f"\n{network.name} {network.shape}, CPU ms; bytes in kB")
+    print(f"\n{title}, CPU ms; bytes in kB")
     for row in rows:
         label = f"{row['peer']} {row['form']}"
         if "skipped" in row:
@@ -147,34 +148,56 @@ def main() -> None:
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
     for name in options.networks:
-        found: dict[str, Any] = {
-            "machine": describe("seal-python", "numba"),
-            "date": datetime.now(UTC).date().isoformat(),
-            "load": os.getloadavg()[0],
-            "jobs": options.jobs,
-        }
-        network = networks()[name](options.data, options.cache)
-        task = network.write(options.cache / name)
-        rows = measure(network) if "ours" in options.peers else []
-        cases: list[tuple[Path, Peer, Path, str, int]] = []
-        for key in [key for key in options.peers if key != "ours"]:
-            peer = PEERS[key]
-            try:
-                python = environment(key, peer, options.cache)
-            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-                rows.append({"peer": peer.name, "form": "all", "skipped": str(error)[:200]})
-                continue
-            forms = [form for form in peer.forms if options.forms is None or form in options.forms]
-            cases += [(python, peer, task, form, options.limit) for form in forms]
-        with ThreadPoolExecutor(options.jobs) as pool:
-            rows += pool.map(lambda case: run(*case), cases)
-        show(network, with_ratios(rows))
-        kept = float(np.mean(network.fit.predict(network.X_test) == network.mlp.decide(network.X_test)))
-        found |= {"shape": network.shape, "kept": kept, "results": rows}
+        run_of = {"date": datetime.now(UTC).date().isoformat(), "commit": describe()["commit"]}
+        run_of |= {"load": round(os.getloadavg()[0], 1), "jobs": options.jobs}
+        facts, task, rows = prepared(name, options)
+        rows += peer_rows(task, options)
+        show(f"{name} {facts['shape']}", with_ratios(rows))
         if options.out:
-            known = json.loads(options.out.read_text())["networks"] if options.out.exists() else {}
-            document = {"threads": 1, "networks": known | {name: found}}
+            document = known(options.out)
+            before = document["networks"].get(name, {"results": []})["results"]
+            made = {(row["peer"], row["form"]): row | run_of for row in rows}
+            stay = [row for row in before if (row["peer"], row["form"]) not in made]
+            document["networks"][name] = facts | {"results": [*stay, *made.values()]}
+            document["machine"] = describe("seal-python", "numba")
             options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def known(path: Path | None) -> dict[str, Any]:
+    """The results that a file has already."""
+    if path is None or not path.exists():
+        return {"threads": 1, "networks": {}}
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def prepared(name: str, options: argparse.Namespace) -> tuple[dict[str, Any], Path, list[dict[str, Any]]]:
+    """Shape and kept share of a network, its file for the peers, and our own results if they are asked for."""
+    before, task = known(options.out)["networks"].get(name), options.cache / f"{name}.npz"
+    if before is not None and task.exists() and "ours" not in options.peers:
+        return {part: before[part] for part in ("shape", "kept")}, task, []
+    network = networks()[name](options.data, options.cache)
+    kept = float(np.mean(network.fit.predict(network.X_test) == network.mlp.decide(network.X_test)))
+    rows = measure(network) if "ours" in options.peers else []
+    return {"shape": network.shape, "kept": kept}, network.write(options.cache / name), rows
+
+
+def peer_rows(task: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The results of the peers that are asked for."""
+    rows: list[dict[str, Any]] = []
+    cases: list[tuple[Path, Peer, Path, str, int]] = []
+    for key in [key for key in options.peers if key != "ours"]:
+        peer = PEERS[key]
+        try:
+            python = environment(key, peer, options.cache)
+        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+            rows.append({"peer": peer.name, "form": "all", "skipped": str(error)[:200]})
+            continue
+        forms = [form for form in peer.forms if options.forms is None or form in options.forms]
+        cases += [(python, peer, task, form, options.limit) for form in forms]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows += pool.map(lambda case: run(*case), cases)
+    return rows
 
 
 if __name__ == "__main__":
