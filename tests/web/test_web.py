@@ -30,7 +30,8 @@ def test_the_client_has_no_type_errors() -> None:
 
 @needs_node
 def test_encodings_containers_and_refusals_are_those_of_python() -> None:
-    run_node("--test", "test/embedding.test.ts", "test/lift.test.ts", "test/vectors.test.ts", "test/graph.test.ts")
+    names = ("embedding", "lift", "vectors", "graph", "drift")
+    run_node("--test", *(f"test/{name}.test.ts" for name in names))
 
 
 @needs_node
