@@ -114,7 +114,7 @@ class Relay:
 def patterns(values: Any) -> list[bytes]:
     """How values could stand in a message: eight bytes or more of float64, float32 or uint8, or as text.
 
-    Shorter patterns stand in random bytes by chance, and so would runs of background pixels be no evidence.
+    Shorter patterns stand in random bytes by chance, and runs of background pixels are no evidence.
     """
     flat = np.asarray(values, dtype=np.float64).reshape(-1)
     real = flat[(flat != 0) & (flat != 1)]
@@ -128,6 +128,7 @@ def patterns(values: Any) -> list[bytes]:
 
 
 def found_in(looked_for: list[bytes], data: bytes) -> int:
+    """How many of the patterns the data hold."""
     return sum(pattern in data for pattern in looked_for)
 
 

@@ -125,21 +125,26 @@ class DeepMLP(MLP):
         layers = [*inner, (np.ldexp(W, power), np.ldexp(b, power))]
         return DeepMLP(self.W1, self.b1, layers, head, activation=self.inner)
 
-    def adapted(self, X: ArrayLike) -> DeepMLP:
+    def adapted(self, X: ArrayLike) -> MLP:
         """The same network with the head that is nearest to its logits on X (n, d), in least squares."""
-        active = self.activation(self.hidden(X))
-        logits = self.logits(X)
-        centre, target = active.mean(axis=0), logits.mean(axis=0)
-        active -= centre
-        moments = active.T @ active
-        ridge = _RIDGE * max(float(np.trace(moments)) / self.units, 1e-300)
-        head = np.linalg.solve(moments + ridge * np.eye(self.units), active.T @ (logits - target)).T
-        if not np.isfinite(head).all():
-            return self
-        made = copy.copy(self)
-        object.__setattr__(made, "W2", tensor("W2", head, 2))
-        object.__setattr__(made, "b2", tensor("b2", target - head @ centre, 1))
-        return made
+        return with_nearest_head(self, X)
+
+
+def with_nearest_head(mlp: MLP, X: ArrayLike) -> MLP:
+    """A network with the linear map of its first activations that is nearest to its logits on X (n, d) as its head."""
+    active = mlp.activation(mlp.hidden(X))
+    logits = mlp.logits(X)
+    centre, target = active.mean(axis=0), logits.mean(axis=0)
+    active -= centre
+    moments = active.T @ active
+    ridge = _RIDGE * max(float(np.trace(moments)) / mlp.units, 1e-300)
+    head = np.linalg.solve(moments + ridge * np.eye(mlp.units), active.T @ (logits - target)).T
+    if not np.isfinite(head).all():
+        return mlp
+    made = copy.copy(mlp)
+    object.__setattr__(made, "W2", tensor("W2", head, 2))
+    object.__setattr__(made, "b2", tensor("b2", target - head @ centre, 1))
+    return made
 
 
 def _activations(given: Activation | str | Sequence[Activation | str], units: list[int]) -> tuple[Activation, ...]:

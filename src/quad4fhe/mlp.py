@@ -61,6 +61,7 @@ class MLP:
     notes: tuple[str, ...]
     names = NONE  # not a field: `named` sets it
     layers: ClassVar[Any] = ()  # of a deeper network: see `deep.DeepMLP`
+    network: ClassVar[FeaturePart | None] = None  # of a network whose first layer alone is read: see `graph_mlp`
 
     def __init__(
         self,
@@ -153,6 +154,11 @@ class MLP:
         """What settles the decisions that rounding leaves open: exact fractions, or rigorous intervals."""
         return "fractions" if self.activation.is_exact else "intervals"
 
+    @property
+    def has_derived_head(self) -> bool:
+        """Whether W2 and b2 are no part of the network, which has more layers than the first."""
+        return bool(self.layers) or self.network is not None
+
     def inputs(self, X: Any) -> Any:
         """The samples that the hidden layer takes: the features of raw inputs, or X itself without a feature part.
 
@@ -209,9 +215,10 @@ class MLP:
 
     def require_one_hidden(self, what: str) -> None:
         """Reject a deeper network, for `what` replaces one activation."""
-        if self.layers:
+        if self.has_derived_head:
+            layers = len(self.layers) or "a whole graph behind it"
             raise InputError(
-                f"{what} replaces the activation of one hidden layer, and this network has {len(self.layers)}; "
+                f"{what} replaces the activation of one hidden layer, and this network has {layers}; "
                 "`quad4fhe fit MODEL CALIB --family auto --test TEST` measures the polynomial that replaces them all"
             )
 
@@ -232,22 +239,25 @@ class MLP:
         return from_sklearn(estimator, example=example)
 
     @classmethod
-    def from_torch(cls, module: Any, *, activation: Activation | str | None = None, example: Any = None) -> MLP:
+    def from_torch(
+        cls, module: Any, *, activation: Activation | str | None = None, example: Any = None, split: str = "auto"
+    ) -> MLP:
         """Import a torch module that ends in Linear, activation, Linear, or a state dict of one.
 
         Other layers in front become the feature part, which is exported with `example`, a tensor of a few raw inputs.
-        A state dict does not say its `activation`; without one ReLU is assumed.
+        A state dict does not say its `activation`; without one ReLU is assumed. `split="first"` reads the first layer
+        of any other network, and lets onnxruntime compute its decisions.
         """
         from quad4fhe.importers.torch import from_torch
 
-        return from_torch(module, activation=activation, example=example)
+        return from_torch(module, activation=activation, example=example, split=split)
 
     @classmethod
     def from_onnx(cls, path: str | Path, *, binary: bool = False, split: str = "auto") -> MLP:
         """Import an ONNX graph that ends in Gemm or MatMul+Add, one activation, Gemm or MatMul+Add.
 
-        What comes before and can't be folded becomes the feature part; `split` names a tensor to cut at. `binary` takes
-        a single output without a Sigmoid as the score of class 1.
+        What comes before and can't be folded becomes the feature part; `split` names a tensor to cut at, and "first"
+        reads the first layer of any network. `binary` takes a single output without a Sigmoid as the score of class 1.
         """
         from quad4fhe.importers.onnx import from_onnx
 
@@ -276,7 +286,8 @@ class MLP:
         binary
             Take an ONNX graph with a single output and no Sigmoid as the score of class 1.
         split
-            Where to cut an ONNX graph into feature part and head: "auto", "never", or a tensor's name.
+            Where to cut an ONNX graph into feature part and head: "auto", "never", or a tensor's name; or "first": read
+            the first layer alone, with the decisions of the whole graph measured by onnxruntime.
         example
             A few raw inputs, for a torch or scikit-learn model with a feature part.
         """

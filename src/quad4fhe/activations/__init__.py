@@ -164,7 +164,7 @@ class Activation:
         return self.kind.enclose(u, bits, *self.of_unit(unit))
 
     def around(self, u: Interval, unit: int, bits: int) -> Interval:
-        """An interval around the activation of every number in u: that of its middle, and the largest slope from there."""
+        """An interval around the activation of every number in u, by that of its middle and the largest slope."""
         middle, radius = (u.low + u.high) / 2, (u.high - u.low) / 2
         value = Interval.at(self.fraction(middle, unit)) if self.is_exact else self.interval(middle, unit, bits)
         slope = Fraction(float(self.kind.slope(*(float(each) for each in self.of_unit(unit)))))

@@ -112,7 +112,9 @@ def fit_command(
 
     If the front of an ONNX graph can't be part of the encrypted network (convolutions, attention, encoders), it becomes
     the feature part: it runs at the client, CALIB holds raw inputs, and the rest of the graph is fitted. --split names
-    the tensor to cut at, and --features-only writes the features that come out of it.
+    the tensor to cut at, and --features-only writes the features that come out of it. --split first is for residual,
+    gated and other networks that begin with a Linear layer: the polynomial is fitted on that layer to the decisions of
+    the whole graph, as onnxruntime computes them.
 
     Example: quad4fhe fit model.onnx calib.npz -o fit.safetensors --test test.npz
     quad4fhe fit model.npz calib.csv --target-agreement 0.99

@@ -67,7 +67,8 @@ BinaryFlag = Annotated[
 SplitOption = Annotated[
     str,
     typer.Option(
-        metavar="auto|never|NAME", help="Where to cut an ONNX graph: what comes before runs at the client. See docs."
+        metavar="auto|never|first|NAME",
+        help="Where to cut an ONNX graph: what comes before runs at the client. first: read the first layer alone.",
     ),
 ]
 CalibFile = Annotated[

@@ -47,7 +47,8 @@ def verify_command(
 
     with at_work() as progress:
         fitted = Fit.load(fit_file)
-        mlp = None if model is None else MLP.load(model)
+        whole = fitted.mlp.network is not None and model is not None and model.suffix.lower() == ".onnx"
+        mlp = None if model is None else MLP.load(model, split="first" if whole else "auto")
         options: dict[str, Any] = {"pool": pool, "workers": workers, "label_column": label_column}
         verified = verify(fitted, mlp, calib, progress, X_holdout=holdout, **options)
     if json:
@@ -59,8 +60,11 @@ def verify_command(
 def describe_verified(verified: Verified) -> list[tuple[str, str]]:
     """A successful check in words."""
     needed = count(verified.rational, "decision")
+    meaning = _MEANING[verified.statement]
+    if verified.settled.measured:
+        meaning = meaning.replace(", exactly", ", as onnxruntime measured it")
     lines = [
-        ("statement", f"{verified.statement}: {_MEANING[verified.statement]}"),
+        ("statement", f"{verified.statement}: {meaning}"),
         ("kept", f"{verified.samples - verified.mismatches} of {count(verified.samples, 'decision')} kept"),
         ("smallest margin", f"{verified.margin:.6g}"),
         ("how", f"{needed} needed exact arithmetic; an error bound settles the others"),

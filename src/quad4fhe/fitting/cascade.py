@@ -25,6 +25,7 @@ from quad4fhe.fitting.families.learning import Learned, learned, replace
 from quad4fhe.fitting.families.selection import Priors
 from quad4fhe.fitting.result import Fit
 from quad4fhe.fitting.run import Candidate, Run
+from quad4fhe.graph_mlp import GraphMLP
 from quad4fhe.io.columns import Columns
 from quad4fhe.io.rows import ArrayRows, Rows, held_bytes, left_alone
 from quad4fhe.io.samples import Given
@@ -182,6 +183,8 @@ def fit(
         run = Run(mlp, shards, lift, threshold, polish, seed, progress)
         if mlp.layers:
             run.notes.append(notes.DEEPER.format(len(mlp.layers)))
+        if mlp.network is not None:
+            run.notes.append(notes.GRAPH)
         run.seconds["lift"] = time.perf_counter() - started
         whole, budget = (
             team is None and limit is None,
@@ -230,7 +233,7 @@ def fit(
 
 def _with_head(mlp: MLP, rows: Rows) -> MLP:
     """A deeper network with a head derived from some calibration rows; any other model as it is."""
-    if not isinstance(mlp, DeepMLP):
+    if not isinstance(mlp, DeepMLP | GraphMLP):
         return mlp
     n = rows.shape[0]
     blocks = 1 if n <= _HEAD_ROWS else _HEAD_BLOCKS

@@ -35,6 +35,9 @@ TENSORS = ({*_COMMON, "S", "T"}, {*_COMMON, "W", "t", "V", "a"})
 """The arrays of a fit of degree 2, and of one of a higher degree."""
 PART = "feature_part"
 """The bytes of the feature part, an ONNX graph; only in the fit of a head."""
+NETWORK = "network"
+"""The bytes of a network whose first layer alone was read, an ONNX graph."""
+BYTES = (PART, NETWORK)
 _TYPES: dict[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "U8": np.dtype("u1")}
 _LAYER = re.compile(r"layer([2-9]|[1-9][0-9])\.[Wb]")
 _KEY = "quad4fhe"
@@ -45,7 +48,7 @@ _LONGEST = 2**40  # a tensor's side; products of such sides are exact in Python 
 def write(manifest: bytes, tensors: dict[str, Array]) -> bytes:
     """The content of a fit file."""
     arrays: dict[str, Any] = {
-        name: np.ascontiguousarray(tensors[name], dtype=_TYPES["U8" if name == PART else "F64"]) for name in tensors
+        name: np.ascontiguousarray(tensors[name], dtype=_TYPES["U8" if name in BYTES else "F64"]) for name in tensors
     }
     # The hash is over the manifest's own bytes, so they stand in the envelope as they are. One key only: safetensors
     # does not keep the order of several, and equal fits should be equal files.
@@ -57,7 +60,7 @@ def read(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Array]]:
     try:
         size = int.from_bytes(data[:8], "little")
         header = strict_json(data[8 : 8 + size])
-        named = {key for key in header if key not in ("__metadata__", PART) and not _LAYER.fullmatch(key)}
+        named = {key for key in header if key not in ("__metadata__", *BYTES) and not _LAYER.fullmatch(key)}
         if len(data) < 8 + size or named not in TENSORS or "__metadata__" not in header:
             raise ValueError("other entries")
         metadata = header.pop("__metadata__")
@@ -121,7 +124,7 @@ def _tensors(header: dict[str, Any], data: bytes, start: int) -> dict[str, Array
     tensors, end = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: tuple(map(int, item[1]["data_offsets"]))):
         shape, (first, last) = entry["shape"], entry["data_offsets"]
-        kind = "U8" if name == PART else "F64"
+        kind = "U8" if name in BYTES else "F64"
         if set(entry) != {"dtype", "shape", "data_offsets"} or entry["dtype"] != kind:
             raise ValueError(f"the entry of {name}")
         if not all(type(side) is int and 0 <= side <= _LONGEST for side in (*shape, first, last)) or len(shape) > 2:

@@ -27,6 +27,10 @@ BEST_LINE_PROVED = (
 )
 TIES = "the ReLU logits tie exactly on {} rows; the lowest class index is their target"
 DEEPER = "the network has {} hidden layers; the polynomial on the first one stands for all of them"
+GRAPH = (
+    "the polynomial on the first layer stands for the whole network, whose decisions are taken as onnxruntime computes "
+    "them: measured, not proved"
+)
 SHARED = "one quadratic for all units, the paper's three numbers, keeps {:.2f}% (family='shared')"
 NO_ROOM = "other families were not tried, because their rows do not fit in the memory allowed"
 LOSSLESS = "the shared fit keeps every calibration decision, so no other family was tried"

@@ -26,6 +26,7 @@ from quad4fhe.fitting import file as fit_file
 from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, FamilyName, KeptShare, Version
 from quad4fhe.fitting.families import FAMILIES
 from quad4fhe.fitting.summary import certified_lines, kept, own_lines, verdict
+from quad4fhe.graph_mlp import GraphMLP
 from quad4fhe.io.files import check_place, one_line, opened, write_atomically
 from quad4fhe.io.rows import Rows, as_rows
 from quad4fhe.mlp import MLP
@@ -291,6 +292,8 @@ class Fit:
         found = {name: np.ascontiguousarray(array, dtype=np.float64) for name, array in arrays.items()}
         if self.mlp.feature_part is not None:
             found[fit_file.PART] = np.frombuffer(self.mlp.feature_part.graph, dtype=np.uint8)
+        if self.mlp.network is not None:
+            found[fit_file.NETWORK] = np.frombuffer(self.mlp.network.graph, dtype=np.uint8)
         return found
 
     def _manifest(self) -> Manifest:
@@ -401,6 +404,11 @@ def _mlp(manifest: Manifest, tensors: dict[str, Array]) -> MLP:
     layers = fit_file.layers_of(tensors)
     if manifest.activations is not None and (manifest.activation is not None or not layers):
         raise InputError("it names activations of another network than it holds")
+    if fit_file.NETWORK in tensors:
+        if layers:
+            raise InputError("it holds layers and a graph, and a network has one of them")
+        network = FeaturePart(tensors[fit_file.NETWORK].tobytes())
+        return GraphMLP(W1, b1, network, (W2, b2), activation=activation, feature_part=part)
     if layers:
         if manifest.activation is not None:
             raise InputError("it names one activation for several hidden layers")

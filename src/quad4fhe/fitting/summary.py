@@ -30,7 +30,7 @@ def verdict(fit: Fit, test: Agreement | None = None) -> str:
     claim, how = fit.certificate, at_degree(FAMILIES.get(fit.family).replaced, fit.degree)
     said = f"{how[0].upper()}{how[1:]} keeps {_kept(kept(claim))} calibration decisions"
     if claim.statement == "lossless":
-        said += ", exactly"
+        said += ", exactly" if fit.mlp.network is None else ", as onnxruntime measured them"
     elif not claim.mismatches:
         said += ", some of them only by the rule for ties"
     if test is not None:
@@ -83,7 +83,7 @@ def _model(fit: Fit) -> Lines:
     kinds = dict.fromkeys(map(str, mlp.activations))
     if list(kinds) != ["ReLU"]:
         lines.append(("activation", " and ".join(kinds)))
-    if fit.certificate.settled is not None and (len(lines) or mlp.layers):
+    if fit.certificate.settled is not None and (len(lines) or mlp.has_derived_head):
         lines.append(("model's decisions", fit.certificate.settled.sentence()))
     return lines
 
@@ -124,7 +124,10 @@ def _calibration(fit: Fit) -> tuple[str, str]:
 def _certificate(fit: Fit) -> tuple[str, str]:
     held = fit.certificate
     proof = f"; {no_room(held, fit.mlp)} (evidence included)" if held.impossible else ""
-    return "certificate", _STATEMENT[held.statement] + proof
+    said = _STATEMENT[held.statement]
+    if fit.mlp.network is not None:
+        said = said.replace(", exactly", ", as onnxruntime measured it")
+    return "certificate", said + proof
 
 
 def _kept(part: Agreement) -> str:

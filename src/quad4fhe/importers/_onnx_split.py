@@ -17,7 +17,7 @@ from quad4fhe.importers._onnx_graph import Graph, Walk
 from quad4fhe.importers._onnx_nodes import is_foldable
 from quad4fhe.io.files import parsing
 
-AUTO = "auto"
+AUTO, FIRST = "auto", "first"
 _BEFORE, _AFTER = 400, 64  # tensors that are tried without success, before and after the first success
 
 
@@ -48,7 +48,7 @@ def split(graph: Graph) -> Cut | None:
             break
     if found is None or all(is_foldable(node) for node in _needed(graph, found[1])):
         return None
-    return Cut(_extracted(graph, found[1]), found[2])
+    return Cut(extracted(graph, found[1]), found[2])
 
 
 def cut_at(graph: Graph, name: str) -> Cut:
@@ -64,7 +64,7 @@ def cut_at(graph: Graph, name: str) -> Cut:
         raise InputError(f"{name!r} is an input of the graph, so nothing would be in front of the split; leave it out")
     walk = graph.walk(tensor, Flow(Chain(), "affine"), at[0] + 1)
     walk.chain.mlp()  # raises if the rest is no classifier
-    return Cut(_extracted(graph, tensor), walk)
+    return Cut(extracted(graph, tensor), walk)
 
 
 def _head(graph: Graph, name: str, first: int) -> Walk | None:
@@ -86,7 +86,7 @@ def _needed(graph: Graph, tensor: str) -> list[Any]:
     return kept[::-1]
 
 
-def _extracted(graph: Graph, tensor: str) -> FeaturePart:
+def extracted(graph: Graph, tensor: str) -> FeaturePart:
     """The part of the graph that computes a tensor, as a graph of its own."""
     import onnx
     from onnx import helper

@@ -20,6 +20,7 @@ from quad4fhe.activations import RELU, Activation
 from quad4fhe.deep import DeepMLP
 from quad4fhe.errors import InputError
 from quad4fhe.feature_part import FeaturePart
+from quad4fhe.graph_mlp import GraphMLP
 from quad4fhe.importers import Importer
 from quad4fhe.importers._state_dict import from_state_dict
 from quad4fhe.io.files import check_place, open_npz, opened, parsing, read_npz, write_atomically
@@ -28,7 +29,7 @@ from quad4fhe.mlp import MLP
 _NAMES = ("W1", "b1", "W2", "b2")
 FORMAT = "quad4fhe-mlp-1"
 """The mark of a model file that was written here."""
-_ACTIVATION, _PART = "activation", "feature_part"
+_ACTIVATION, _PART, _NETWORK = "activation", "feature_part", "network"
 _LISTED = 8  # how many names of a foreign file an error shows
 
 
@@ -60,6 +61,8 @@ def from_safetensors(path: str | Path, *, activation: Activation | str | None = 
 def save(mlp: MLP, path: str | Path) -> None:
     """Write W1, b1, W2, b2 in float64, the activation and the feature part; the suffix says how."""
     place = Path(path)
+    if isinstance(mlp, GraphMLP) and mlp.power:
+        raise InputError("the network is scaled, which its graph does not say; save the network itself")
     arrays: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(array) for name, array in _arrays(mlp).items()}
     if not all(each.is_default for each in mlp.activations):
         kinds = [each.plain() for each in mlp.activations]  # a deeper network has a list of them
@@ -67,6 +70,8 @@ def save(mlp: MLP, path: str | Path) -> None:
         arrays[_ACTIVATION] = np.frombuffer(text.encode(), dtype=np.uint8)
     if mlp.feature_part is not None:
         arrays[_PART] = np.frombuffer(mlp.feature_part.graph, dtype=np.uint8)
+    if mlp.network is not None:
+        arrays[_NETWORK] = np.frombuffer(mlp.network.graph, dtype=np.uint8)
     if place.suffix == ".safetensors":
         data = safetensors_bytes(arrays, {"format": FORMAT})
     elif place.suffix == ".npz":
@@ -99,6 +104,10 @@ def _from_names(names: Iterable[str], read: Callable[[str], NDArray[Any]], activ
         pairs = [(read(f"W{k}"), read(f"b{k}")) for k in range(1, deepest + 1)]
         if deepest > 2:
             return DeepMLP(*pairs[0], pairs[1:], activation=own or given or RELU, feature_part=part)
+        if _NETWORK in held:
+            network = FeaturePart(_bytes(_NETWORK, read(_NETWORK)))
+            kind = (own or (RELU,))[0]
+            return GraphMLP(*pairs[0], network, pairs[1], activation=kind, feature_part=part)
         if own is not None and len(own) != 1:
             raise InputError(f"the file has {len(own)} activations for one hidden layer; save the model again")
         return MLP(*pairs[0], *pairs[1], activation=(own or (given or RELU,))[0], feature_part=part)

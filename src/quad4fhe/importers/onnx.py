@@ -12,10 +12,11 @@ from typing import Any
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.importers import Importer
 from quad4fhe.importers._chain import Chain
+from quad4fhe.importers._onnx_first import behind_first_layer
 from quad4fhe.importers._onnx_flow import Flow
 from quad4fhe.importers._onnx_graph import Graph, Walk
 from quad4fhe.importers._onnx_names import class_names
-from quad4fhe.importers._onnx_split import AUTO, cut_at, split
+from quad4fhe.importers._onnx_split import AUTO, FIRST, cut_at, split
 from quad4fhe.io.files import opened, parsing
 from quad4fhe.mlp import MLP
 
@@ -36,7 +37,8 @@ def from_onnx(path: str | Path, *, binary: bool = False, split: str = AUTO) -> M
         Take a single output without a Sigmoid as the score of class 1, which is decided where it is positive.
     split
         "auto" cuts the graph only if its front can't be folded, "never" does not cut it, and the name of a tensor or
-        node cuts it there: everything up to it is the feature part.
+        node cuts it there: everything up to it is the feature part. "first" reads the first layer alone, and lets
+        onnxruntime compute the decisions of the whole graph.
     """
     try:
         import onnx  # noqa: F401 - said before the file is opened
@@ -73,6 +75,8 @@ def _parsed(file: Path) -> Any:
 def read_graph(model: Any, *, binary: bool = False, split_at: str = AUTO) -> MLP:
     """The model of an onnx.ModelProto; see `from_onnx`."""
     graph = Graph(model)
+    if split_at == FIRST:
+        return _behind(graph, binary)
     if split_at not in (AUTO, "never"):
         found = cut_at(graph, split_at)
         return _checked(graph, found.walk, binary).with_feature_part(found.part)
@@ -81,7 +85,10 @@ def read_graph(model: Any, *, binary: bool = False, split_at: str = AUTO) -> MLP
     except InputError as error:
         cut = None if split_at == "never" else split(graph)
         if cut is None:
-            hint = "; to run the front at the client, name the tensor where the head begins with --split"
+            hint = (
+                "; to run the front at the client, name the tensor where the head begins with --split; --split first "
+                "puts the polynomial on the first Linear layer, with decisions measured by onnxruntime"
+            )
             raise InputError(f"{error}{hint if len(graph.nodes) > 3 else ''}") from None
     return _checked(graph, cut.walk, binary).with_feature_part(cut.part)
 
@@ -97,17 +104,26 @@ def _plain(graph: Graph, binary: bool) -> MLP:
     shape = _shape(start)
     vector = shape is not None and len(shape) == 1
     mlp = _checked(graph, graph.walk(start.name, Flow(Chain(), "affine", vector=vector)), binary)
-    _check_features(shape, mlp)
+    _check_features(shape, mlp.features)
     return mlp
 
 
+def _behind(graph: Graph, binary: bool) -> MLP:
+    """The network behind its first layer, as a graph."""
+    mlp, squashed = behind_first_layer(graph, lambda width: _check_features(_shape(graph.inputs[0]), width))
+    return _named(graph, mlp, squashed, binary)
+
+
 def _checked(graph: Graph, walk: Walk, binary: bool) -> MLP:
-    """The classifier; a single output must be known to be the score of class 1."""
-    mlp = walk.chain.mlp()
+    return _named(graph, walk.chain.mlp(), walk.is_probability, binary)
+
+
+def _named(graph: Graph, mlp: MLP, is_probability: bool, binary: bool) -> MLP:
+    """The classifier with its names; a single output must be known to be the score of class 1."""
     mlp = mlp.named(class_names(graph.model, mlp.classes))
     if mlp.outputs > 1:
         return mlp
-    if not (walk.is_probability or binary):
+    if not (is_probability or binary):
         raise InputError(
             "the graph has one output and no Sigmoid or label after it, so it may be a regressor; "
             "if it is a score that is positive for class 1, say so with --binary (in Python: binary=True)"
@@ -121,16 +137,16 @@ def _shape(value: Any) -> list[int] | None:
     return [int(dim.dim_value) for dim in tensor.shape.dim] if tensor.HasField("shape") else None
 
 
-def _check_features(shape: list[int] | None, mlp: MLP) -> None:
+def _check_features(shape: list[int] | None, features: int) -> None:
     """A Reshape may cut one sample into several; then the declared width is not the model's."""
     if not shape:
         return
     width = 1
     for size in shape if len(shape) == 1 else shape[1:]:
         width *= size
-    if width not in (0, mlp.features):
+    if width not in (0, features):
         raise InputError(
-            f"the graph takes {width} values per sample, but its first layer {mlp.features}; "
+            f"the graph takes {width} values per sample, but its first layer {features}; "
             "supported: samples as rows, or images flattened to rows"
         )
 

@@ -31,11 +31,13 @@ _NESTED = ("state_dict", "model_state_dict", "model", "net", "module", "weights"
 _EXPORT = "pass example=, a tensor of a few raw inputs, or export the model with torch.onnx.export"
 
 
-def from_torch(module: Any, *, activation: Activation | str | None = None, example: Any = None) -> MLP:
+def from_torch(
+    module: Any, *, activation: Activation | str | None = None, example: Any = None, split: str = "auto"
+) -> MLP:
     """Import a module that ends in Linear, activation, Linear, or a state dict of one.
 
     Layers of a Sequential are read as they are. Any other module is exported to ONNX with `example`, a tensor of a few
-    raw inputs, and cut into feature part and head.
+    raw inputs, and cut into feature part and head; `split` says where, as for `from_onnx`.
     """
     torch = _torch()
     if isinstance(module, Mapping):
@@ -48,14 +50,17 @@ def from_torch(module: Any, *, activation: Activation | str | None = None, examp
     if activation is not None:
         raise InputError("a torch module says its activation itself; leave activation= out")
     try:
-        return _sequential(module)
+        if split == "auto":
+            return _sequential(module)
+        if example is None:
+            raise InputError(f"split={split!r} is for a module that is exported to ONNX")
     except InputError as error:
         if example is None:
             raise InputError(f"{error}; {_EXPORT}") from None
-    return _exported(module, example)
+    return _exported(module, example, split)
 
 
-def _exported(module: Any, example: Any) -> MLP:
+def _exported(module: Any, example: Any, split: str) -> MLP:
     """The module by way of ONNX: the front becomes the feature part."""
     torch = _torch()
     from quad4fhe.importers.onnx import read_graph
@@ -86,7 +91,7 @@ def _exported(module: Any, example: Any) -> MLP:
     finally:
         module.train(training)
     # A torch module with one output is a score: a regressor would have no classes to ask for.
-    return read_graph(onnx.load_from_string(buffer.getvalue()), binary=True)
+    return read_graph(onnx.load_from_string(buffer.getvalue()), binary=True, split_at=split)
 
 
 def _weights(content: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -254,5 +259,5 @@ IMPORTER = Importer(
     extra="torch",
     read_file=from_torch_file,
     read_object=from_torch,
-    options=("activation", "example"),
+    options=("activation", "example", "split"),
 )

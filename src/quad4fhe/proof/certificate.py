@@ -258,7 +258,7 @@ def no_room(claim: Certificate, mlp: MLP) -> str:
     fixed = claim.impossible is not None and claim.impossible.geometry == "pairs" and mlp.classes == 2
     power = 2 if claim.impossible is None else claim.impossible.power
     what = "quadratic" if power == 2 else f"polynomial of degree {power}"
-    where = " under the derived head" if mlp.layers else ""
+    where = " under the derived head" if mlp.has_derived_head else ""
     return f"no shared {what}{where} keeps all" + (" at the zero threshold" if fixed else "")
 
 

@@ -7,7 +7,7 @@ so that one rule covers all models: the largest logit wins, the lowest index on 
 A transcendental activation (GELU, tanh) has no rational values. Its samples are settled by intervals that are proved to
 contain the logits, with more and more bits; two logits that are still level at the last step count as a tie. The
 first, floating-point step trusts the library's exp, tanh and erf to `activations.LIBRARY`, far less than they claim.
-`Settled` counts what was settled how.
+The decisions of a network that is a graph (`graph_mlp`) are measured. `Settled` counts what was settled how.
 """
 
 from __future__ import annotations
@@ -100,7 +100,22 @@ def _row_bytes(model: Model) -> int:
     return 8 * (model.features + 4 * model.units + 4 * model.outputs)
 
 
+def _measured(model: MLP, n: int, chunks: Iterable[tuple[slice, Array]]) -> Decisions:
+    """The decisions of a graph, as its floats give them; nothing bounds their error."""
+    label, strict, gap = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.bool_), np.empty(n)
+    for rows, chunk in chunks:
+        logits = model.logits(chunk)
+        logits, _ = _two_or_more(logits, np.zeros_like(logits))
+        last = np.sort(logits, axis=1)[:, -2:]
+        label[rows], gap[rows] = np.argmax(logits, axis=1), last[:, 1] - last[:, 0]
+        strict[rows] = gap[rows] > 0
+    settled = Settled.of([n if way == "measured" else 0 for way in WAYS])
+    return Decisions(label, strict, gap, np.full(n, np.inf), 0, settled, 0)
+
+
 def _decisions(model: Model, n: int, chunks: Iterable[tuple[slice, Array]], name: str, progress: Progress) -> Decisions:
+    if isinstance(model, MLP) and model.network is not None:
+        return _measured(model, n, chunks)
     label = np.empty(n, dtype=np.int64)
     strict = np.ones(n, dtype=np.bool_)
     gap, gap_error = np.empty(n), np.zeros(n)
@@ -132,6 +147,7 @@ def _decisions(model: Model, n: int, chunks: Iterable[tuple[slice, Array]], name
 def bounded_logits(model: Model, X: Array) -> tuple[Array, Array]:
     """Logits (n, K) and a rigorous bound on their rounding error, for any order of summation and with FMA or not."""
     d, m = model.features, model.units
+    assert not isinstance(model, MLP) or model.network is None, "a graph has no error bound"
     y = X @ model.W1.T + model.b1
     y_size = np.abs(X) @ np.abs(model.W1).T + np.abs(model.b1)
     y_error = _SLACK * (2 * (d + 2) * _UNIT * y_size + (d + 2) * _TINY)
