@@ -98,7 +98,7 @@ def test_a_fit_says_that_its_targets_were_measured(model: Path, tmp_path: Path) 
     mlp = MLP.load(model, split="first")
     found = fit(mlp, X, family="head")
     assert [found.certificate.settled.measured, found.certificate.settled.total] == [len(X), len(X)]
-    assert "measured and not proved" in dict(found.summary())["model's decisions"]
+    assert "measured and not proved" in dict(found.summary())["settled"]
     assert "exactly" not in repr(found._repr_html_())
     lost = np.flatnonzero(found.predict(X) != scores(model, X).argmax(axis=1))
     assert list(found.certificate.mismatches) == lost.tolist()

@@ -18,7 +18,7 @@ FLOORS = [
     {"io"},
     {"workers"},
     {"activations", "feature_part"},
-    {"mlp", "deep", "raw", "importers"},
+    {"mlp", "deep", "graph_mlp", "raw", "importers"},
     {"polynomial", "regime", "exporters"},
     {"calibration"},
     {"proof"},

@@ -68,7 +68,7 @@ def describe_verified(verified: Verified) -> list[tuple[str, str]]:
         ("kept", f"{verified.samples - verified.mismatches} of {count(verified.samples, 'decision')} kept"),
         ("smallest margin", f"{verified.margin:.6g}"),
         ("how", f"{needed} needed exact arithmetic; an error bound settles the others"),
-        ("model's decisions", verified.settled.sentence()),
+        ("settled", f"the model's own decisions: {verified.settled.sentence()}"),
     ]
     if verified.impossible:
         rows = len(verified.weights)
