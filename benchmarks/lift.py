@@ -1,10 +1,11 @@
 """Layout lift against layout packed: one question, its bytes, its decisions, and what replies give away.
 
     python benchmarks/lift.py DATA [--rounds 15] [--strict SAMPLES] [--privacy REPLIES] [--batches ROUNDS] [--planner]
-                                   [--http QUESTIONS] [-o FILE]
+                                   [--http QUESTIONS] [--models NAME ...] [--replies KIND ...] [--calibration-box]
+                                   [-o FILE]
 
 CPU time of one thread; every ratio compares runs of the same process, in alternating order. Medians and minima are both
-printed, since machines are shared.
+printed, since machines are shared. Each row names its commit; a run replaces the rows of FILE that it made again.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from quad4fhe.mlp import decide
 Floats = NDArray[np.float64]
 MODELS = ("breast_cancer", "shuttle", "otto", "sst5")
 EVERY = ("breast_cancer", "diabetes", "shuttle", "otto", "sst5")
+RANDOM = "256-256-10"
 
 
 class StandIn:
@@ -105,24 +107,24 @@ class Asked:
         return found
 
 
-def questions(data: Path, rounds: int) -> list[dict[str, Any]]:
+def questions(data: Path, rounds: int, models: list[str], widen: float | None) -> list[dict[str, Any]]:
     """One question in layouts packed and lift, plain and private."""
     out = []
-    for name in (*MODELS, "256-256-10"):
+    for name in models:
         if name in MODELS:
             fit, X, test = trained(data, name)
         else:
             fit = StandIn(256, 256, 10)
             X = test = fit.X
         asked = {
-            "packed": Asked(fit, plan(fit, samples=1, layout="packed", X=X)),
-            "plain": Asked(fit, plan(fit, samples=1, layout="lift", replies="plain", X=X)),
-            "private": Asked(fit, plan(fit, samples=1, layout="lift", X=X)),
+            "packed": Asked(fit, plan(fit, samples=1, layout="packed", X=X, widen=widen)),
+            "plain": Asked(fit, plan(fit, samples=1, layout="lift", replies="plain", X=X, widen=widen)),
+            "private": Asked(fit, plan(fit, samples=1, layout="lift", X=X, widen=widen)),
         }
         for i in range(rounds + 1):
             for kind, one in asked.items():
                 one.ask(test[i % 50 : i % 50 + (2 if kind == "packed" else 16)])
-        row: dict[str, Any] = {"model": name}
+        row: dict[str, Any] = {"model": name, "commit": describe()["commit"]}
         for kind, one in asked.items():
             made = one.plan
             row[kind] = {
@@ -195,18 +197,18 @@ def batches(data: Path, rounds: int) -> dict[str, Any]:
     return out
 
 
-def strict(data: Path, limit: int) -> list[dict[str, Any]]:
-    """Test samples of the five models, one question at a time: changed decisions."""
-    out = []
-    for name in EVERY:
+def strict(data: Path, limit: int, models: list[str], kinds: list[str]) -> list[dict[str, Any]]:
+    """Test samples of trained models, one question at a time: changed decisions."""
+    out, commit = [], describe()["commit"]
+    for name in models:
         fit, X, test = trained(data, name)
-        for replies in ("plain", "private"):
+        for replies in kinds:
             asked = Asked(fit, plan(fit, samples=1, layout="lift", replies=replies, X=X))
             found = np.concatenate(
                 [asked.ask(test[i : min(i + 16, limit)]) for i in range(0, min(limit, len(test)), 16)]
             )
             changed = int(np.count_nonzero(decide(found) != fit.model.decide(test[:limit])))
-            out.append({"model": name, "replies": replies, "samples": len(found), "changed": changed})
+            out.append({"model": name, "replies": replies, "samples": len(found), "changed": changed, "commit": commit})
             print(f"{name:14s} {replies:8s} {changed} of {len(found)} changed", flush=True)
     return out
 
@@ -218,7 +220,7 @@ def privacy(count: int, seed: int = 5) -> dict[str, Any]:
     replies it compares the mask with what each model predicts. On private ones it is given half of the replies with
     their answers to learn from: the mask minus each prediction, sizes, products with the secret, and the answers.
     """
-    out: dict[str, Any] = {}
+    out: dict[str, Any] = {"seed": seed, "commit": describe()["commit"]}
     fit = StandIn(4, 8, 2, 200)
     for replies, rounds in (("plain", 200), ("private", count)):
         made = plan(fit, samples=1, layout="lift", replies=replies)
@@ -363,15 +365,22 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=0, metavar="ROUNDS")
     parser.add_argument("--planner", action="store_true")
     parser.add_argument("--http", type=int, default=0, metavar="QUESTIONS")
+    parser.add_argument("--models", nargs="+", choices=(*EVERY, RANDOM), help="of --rounds and --strict")
+    parser.add_argument("--replies", nargs="+", choices=("plain", "private"), default=["plain", "private"])
+    parser.add_argument("--calibration-box", action="store_true", help="--rounds with a box without room")
+    parser.add_argument("--seed", type=int, default=5, help="of --privacy: which model answers")
     parser.add_argument("-o", "--out", type=Path)
     given = parser.parse_args()
     found: dict[str, Any] = {"machine": describe("seal-python", "numba")}
     if given.rounds:
-        found["questions"] = questions(given.data, given.rounds)
+        models = [name for name in given.models or (*MODELS, RANDOM) if name != "diabetes"]
+        box = ("questions_calibration_box", 0.0) if given.calibration_box else ("questions", None)
+        found[box[0]] = questions(given.data, given.rounds, models, box[1])
     if given.strict:
-        found["strict"] = strict(given.data, given.strict)
+        models = [name for name in given.models or EVERY if name != RANDOM]
+        found["strict"] = strict(given.data, given.strict, models, given.replies)
     if given.privacy:
-        found["privacy"] = privacy(given.privacy)
+        found["privacy"] = [privacy(given.privacy, given.seed)]
     if given.batches:
         found["batch"] = batches(given.data, given.batches)
     if given.planner:
@@ -380,7 +389,19 @@ def main() -> None:
         found["http"] = over_http(given.data, given.http)
     if given.out is not None:
         before = json.loads(given.out.read_text()) if given.out.exists() else {}
-        given.out.write_text(json.dumps(before | found, indent=1) + "\n")
+        for name, rows in found.items():
+            before[name] = rows if isinstance(rows, dict) or name == "planner" else merged(before.get(name, []), rows)
+        given.out.write_text(json.dumps(before, indent=1) + "\n")
+
+
+def merged(before: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of earlier runs, but for those that were made again."""
+
+    def name(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row.get("model"), row.get("replies"), row.get("seed")
+
+    new = {name(row): row for row in rows}
+    return [new.pop(name(row), row) for row in before] + list(new.values())
 
 
 if __name__ == "__main__":
