@@ -35,13 +35,16 @@ interface Setting {
   /** Coefficients before the first answer that reach it, and whether only a window of coefficients is sent. */
   readonly lead: number;
   readonly windowed: boolean;
+  /** Coefficients after the last answer that no monomial reaches: the client knows what they are. */
+  readonly blanks: number;
 }
 
 /** The plan's settings, and where monomials and answers lie. */
 function settingOf(plan: Plan): Setting {
   const s = plan.settings;
   const size = ((plan.features + 1) * (plan.features + 2)) / 2;
-  const rows = Math.max(2, plan.outputs);
+  const blanks = planWhole(s["blanks"] ?? 0, 0, 2, "check");
+  const rows = blanks > 0 ? plan.outputs : Math.max(2, plan.outputs);
   const group = planWhole(s["group"], 1, rows, "group");
   const { ring } = plan.chain;
   const block = group * size <= ring ? size : Math.floor(ring / group);
@@ -49,7 +52,8 @@ function settingOf(plan: Plan): Setting {
   const lead = (group - 1) * block;
   const windowed = group > 1 && inputs === 1 && lead + plan.perRequest * group * block <= ring;
   const several = windowed ? lead + plan.perRequest * group * block : inputs * ring;
-  const used = group > 1 ? several : inputs === 1 ? plan.perRequest * size : size;
+  const one = blanks > 0 ? (plan.perRequest + 1) * size + blanks - 1 : plan.perRequest * size;
+  const used = group > 1 ? several : inputs === 1 ? one : size;
   return {
     group,
     lift: planWhole(s["lift"], 1, 128, "scales"),
@@ -59,7 +63,7 @@ function settingOf(plan: Plan): Setting {
     private: s["replies"] !== "plain",
     offset: planNumber(s["offset"], "offset"),
     tolerance: planNumber(s["tolerance"], "tolerance"),
-    size, rows, block, inputs, used, lead, windowed,
+    size, rows, block, inputs, used, lead, windowed, blanks,
     replies: Math.ceil(rows / group),
   };
 }
@@ -73,8 +77,8 @@ export const lift: Layout = {
     return bytesForm(SEED_BYTES + plan.chain.primes.reduce((sum, q) => sum + packedBytes(used, bitLength(q)), 0));
   },
   reply(plan) {
-    const { replies, rows, bits } = settingOf(plan);
-    return bytesForm(packedBytes(plan.perRequest * rows + replies * plan.chain.ring, bits));
+    const { replies, rows, bits, blanks } = settingOf(plan);
+    return bytesForm(packedBytes((plan.perRequest + blanks) * rows + replies * plan.chain.ring, bits));
   },
   keys(plan) {
     if (!settingOf(plan).private) return null;
@@ -89,6 +93,7 @@ export const lift: Layout = {
     }
     if (s.size > MOST_MONOMIALS) return "it has too many monomials";
     if (plan.perRequest > Math.max(1, Math.floor(plan.chain.ring / (s.group * s.size)))) return "its samples do not fit its ring";
+    if (s.blanks > 0 && (s.rows !== 1 || s.used > plan.chain.ring)) return "its check has no room in its ring";
     const largest = Math.max(1, ...rootsOf(plan).map((root, i) => (reachOf(plan, i) / root) ** 2));
     if (s.grain > s.lift || s.grain + Math.log2(largest) > 62) return "its scales can't be right";
     if (!(s.weights > 2 ** -200 && s.weights < 2 ** 200 && s.tolerance > 0 && s.offset >= 0)) return "its scales can't be right";
@@ -119,17 +124,19 @@ export const lift: Layout = {
   decrypt(key, payload, plan, count) {
     const s = settingOf(plan);
     const { ring, primes } = plan.chain;
-    const reads = plan.perRequest * s.rows;
+    const places = plan.perRequest + s.blanks;
+    const reads = places * s.rows;
     const { low, high } = unpack(payload, s.bits, reads + s.replies * ring);
     const secret = key.ternary();
     const scale = Number(primes.reduce((product, q) => product * q, 1n)) / 2 ** s.bits / 2 ** s.lift / s.weights;
     const logits: Float64Array[] = [];
     let plausible = true;
-    for (let n = 0; n < plan.perRequest; n++) {
+    for (let n = 0; n < places; n++) {
+      const blank = n >= plan.perRequest;
       const answers = new Float64Array(s.rows);
       for (let row = 0; row < s.rows; row++) {
         const [reply, c] = [Math.floor(row / s.group), row % s.group];
-        const position = (n * s.group + c) * s.block;
+        const position = blank ? n + plan.perRequest * (s.block - 1) : (n * s.group + c) * s.block;
         const start = reads + reply * ring;
         let [sumLow, sumHigh] = [low[n * s.rows + row]!, high[n * s.rows + row]!];
         for (let i = 0; i < ring; i++) {
@@ -144,7 +151,8 @@ export const lift: Layout = {
       }
       if (!answers.every((answer) => Math.abs(answer) <= plan.bound * (1 + 1e-6))) plausible = false;
       const shifted = answers.map((answer) => answer - s.offset);
-      if (!(Math.abs(shifted.reduce((sum, each) => sum + each, 0)) <= s.tolerance)) plausible = false;
+      const known = blank || s.blanks === 0; // a blank, or the sum of a sample's answers
+      if (known && !(Math.abs(shifted.reduce((sum, each) => sum + each, 0)) <= s.tolerance)) plausible = false;
       if (n < count) logits.push(shifted.slice(0, plan.outputs));
     }
     return { plausible, logits };

@@ -8,7 +8,7 @@ import numpy as np
 
 from quad4fhe._arrays import IntArray
 from quad4fhe.he.seal import Context, Words, words
-from quad4fhe.layouts.lift.arithmetic import add, residues, subtract
+from quad4fhe.layouts.lift.arithmetic import add, residues, subtract, switched_masks
 from quad4fhe.layouts.lift.monomials import Placement
 
 
@@ -86,11 +86,15 @@ class SealLinear:
             out.append(total)
         return self._arithmetic.from_ntt(np.stack(out))
 
+    def replies(self, masks: Words, zeros: Words | None, bits: int) -> Words:
+        """`masks` of second halves, plus those of encryptions of zero (R, primes, N), switched to 2^bits: (R, N)."""
+        return switched_masks(self, masks, zeros, self._context.chain, bits)
+
     def answers(self, used: Words) -> Words:
-        """Map the used coefficients (primes, n) to the coefficients that clients read, (samples, rows, primes)."""
+        """Map the used coefficients (primes, n) to the coefficients that clients read, (places, rows, primes)."""
         place = self._place
         whole = self.masks(self._arithmetic.to_ntt(place.uncut(used).transpose(1, 0, 2)))
-        read = whole[..., place.positions()]  # (R, primes, samples, group)
-        samples, primes = place.samples, whole.shape[1]
-        out: Words = read.transpose(2, 0, 3, 1).reshape(samples, -1, primes)[:, : place.rows]
+        read = whole[..., place.positions]  # (R, primes, places, group)
+        places, primes = place.places, whole.shape[1]
+        out: Words = read.transpose(2, 0, 3, 1).reshape(places, -1, primes)[:, : place.rows]
         return out

@@ -20,7 +20,7 @@ def packed_bytes(count: int, bits: int) -> int:
 def pack(values: Words, bits: int) -> bytes:
     """The `bits` lowest bits of each value, the first value in the lowest bits; at most 63 bits."""
     flat = np.ascontiguousarray(values, dtype=np.uint64).reshape(-1)
-    compiled = _compiled()
+    compiled = kernels()
     words: Words = _pack(flat, bits) if compiled is None else compiled.pack(flat, bits)
     return words.astype("<u8", copy=False).tobytes()[: packed_bytes(flat.size, bits)]
 
@@ -29,13 +29,14 @@ def unpack(data: bytes | memoryview, bits: int, count: int) -> Words:
     """What `pack` packed; `data` has exactly the bytes of `count` values."""
     padded = bytes(data) + bytes(-len(data) % 8)
     words = np.frombuffer(padded, dtype="<u8").astype(np.uint64, copy=False)
-    compiled = _compiled()
+    compiled = kernels()
     out: Words = _unpack(words, bits, count) if compiled is None else compiled.unpack(words, bits, count)
     return out
 
 
 @cache
-def _compiled() -> ModuleType | None:
+def kernels() -> ModuleType | None:
+    """The compiled kernels, or None where numba is not installed."""
     try:
         from quad4fhe.layouts.lift import _kernels_numba
     except ImportError:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe.errors import InputError
-from quad4fhe.layouts.bits import pack, packed_bytes, unpack
+from quad4fhe.layouts.bits import kernels, pack, packed_bytes, unpack
 
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
@@ -43,8 +43,16 @@ def _even(name: bytes, q: int, ring: int) -> NDArray[Any]:
     bits = q.bit_length()
     width = -(-bits // 8)
     wanted = ring + int(ring * ((1 << bits) / q - 1)) + _SPARE
+    compiled = kernels()
     while True:
-        stream = hashlib.shake_128(name).digest(width * wanted)
+        stream = hashlib.shake_128(name).digest(-(-width * wanted // 8) * 8)  # whole words
+        if compiled is not None:
+            out = np.empty(ring, dtype=np.uint64)
+            if compiled.below(stream, width, bits, q, out) == ring:
+                return out
+            wanted *= 2
+            continue
+        stream = stream[: width * wanted]
         words: NDArray[Any]
         if width in (4, 8):
             words = np.frombuffer(stream, dtype=f"<u{width}")

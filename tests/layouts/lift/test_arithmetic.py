@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from quad4fhe.he.seal import Context
 from quad4fhe.he.seal_arithmetic import SealArithmetic
 from quad4fhe.layouts import bits
+from quad4fhe.layouts import masks as masks_module
 from quad4fhe.layouts.lift import arithmetic
 from quad4fhe.layouts.lift.arithmetic import residues, switched
 from quad4fhe.layouts.lift.monomials import Placement, lift_over, with_check
 from quad4fhe.layouts.masks import expand
-from quad4fhe.planning.chains import Chain, largest_primes, smallest_prime
+from quad4fhe.planning.chains import Chain, is_prime, largest_primes, smallest_prime
 from quad4fhe.planning.fold import fold
 from support.standins import random_model, random_samples
 
@@ -27,6 +28,8 @@ PLACES = [
     Placement(64, 64, 3, 1, 1),
     Placement(64, 150, 3, 1, 1),
     Placement(64, 150, 5, 3, 1),
+    Placement(64, 10, 1, 1, 1, 2),
+    Placement(64, 10, 1, 1, 5, 2),
 ]
 
 
@@ -56,7 +59,7 @@ def test_the_map_of_monomials_is_the_model(outputs: int) -> None:
     assert np.abs(z @ lift.weights(circuit).T - circuit.logits(X)).max() < 1e-9
     assert np.allclose(lift.norms(X), np.linalg.norm(z, axis=1))
     assert (np.abs(z) <= lift.largest * (1 + 1e-12)).all()
-    assert np.abs(with_check(lift.weights(circuit), 0.5).sum(axis=0)[1:]).max() < 1e-9
+    assert np.abs(with_check(lift.weights(circuit), 0.5, max(2, outputs)).sum(axis=0)[1:]).max() < 1e-9
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -64,8 +67,9 @@ def test_answers_lie_where_they_are_read(place: Placement) -> None:
     rng = np.random.default_rng(3)
     weights = rng.integers(-9, 9, (place.rows, place.size))
     values = rng.integers(-9, 9, (place.samples, place.size))
-    W, m, at = place.weights(weights), place.spread(values), place.positions()
-    wanted, readers, used = values @ weights.T, place.readers(W), place.cut(m)
+    W, m, at = place.weights(weights), place.spread(values), place.positions
+    wanted = np.concatenate([values @ weights.T, np.zeros((place.blanks, place.rows), dtype=np.int64)])
+    readers, used = place.readers(W), place.cut(m)
     assert used.shape == (place.used,)
     for row in range(place.rows):
         r, c = divmod(row, place.group)
@@ -94,6 +98,7 @@ def test_compiled_kernels_and_seal_give_the_same_words(chain: Chain) -> None:
         Placement(chain.ring, 100, 3, 3, 4),
         Placement(chain.ring, 100, 3, 1, 4),
         Placement(chain.ring, 5000, 3, 1, 1),
+        Placement(chain.ring, 100, 1, 1, 4, 2),
     ):
         weights = place.weights(rng.integers(-(2**40), 2**40, (place.rows, place.size)))
         one, other = compiled.linear(weights, place), seal.linear(weights, place)
@@ -105,14 +110,66 @@ def test_compiled_kernels_and_seal_give_the_same_words(chain: Chain) -> None:
         assert (one.answers(used) == other.answers(used)).all()
 
 
+@pytest.mark.parametrize("size", [18, 30, 45, 46, 47, 48, 49, 50])
+def test_sums_in_doubles_stay_exact_where_they_grow_most(size: int) -> None:
+    """Values at the edges of a residue, with signs that make every sum of a transform or scalar product grow."""
+    narrow = pytest.importorskip("quad4fhe.layouts.lift._kernels_narrow", reason="numba is not installed")
+    wide = pytest.importorskip("quad4fhe.layouts.lift._kernels_numba", reason="numba is not installed")
+    ring, n = 4096, 4465
+    q = largest_primes(ring, size, 1)[0]
+    rng = np.random.default_rng(size)
+    edges = np.array([0, 1, q // 2 - 1, q // 2, q // 2 + 1, q - 1], dtype=np.uint64)
+    rows = [np.full(ring, edge, dtype=np.uint64) for edge in edges]
+    rows += [np.where(np.arange(ring) & 1 << k, edges[3], edges[4]) for k in range(12)]
+    rows += [edges[rng.integers(0, 6, ring)] for _ in range(6)]
+    values = np.stack(rows)
+    one, other = values.copy(), values.copy()
+    narrow.from_ntt(one, q)
+    wide.from_ntt(other, q)
+    assert (one == other).all()
+    narrow.to_ntt(one, q)
+    assert (one == values).all()
+    weights = np.stack([np.full(n, edges[3]), np.full(n, edges[4]), edges[rng.integers(0, 6, n)]])
+    for x in (np.full(n + 3, edges[3]), edges[rng.integers(0, 6, n + 3)]):
+        starts = np.array([0, 3])
+        found = narrow.dots(narrow.prepared(weights, q), x, starts, q)
+        wanted = [[sum(int(a) * int(b) for a, b in zip(w, x[s:], strict=False)) % q for w in weights] for s in starts]
+        assert found.tolist() == wanted
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("sizes", [(50,), (53,), (45, 45), (46, 46), (30, 30)], ids=str)
+def test_replies_in_one_pass_are_those_step_by_step(sizes: tuple[int, ...], private: bool) -> None:
+    chain = chain_of(2048 if len(sizes) == 1 else 4096, *sizes)
+    compiled = arithmetic.compiled(chain)
+    if compiled is None:
+        pytest.skip("numba is not installed")
+    rng = np.random.default_rng(5)
+    place = Placement(chain.ring, 5000, 3, 1, 1)
+    linear = compiled.linear(place.weights(rng.integers(-(2**40), 2**40, (3, 5000))), place)
+    masks = expand(bytes(32), "request", place.inputs, chain.primes, chain.ring)
+    masks[0, :, :8] = np.array(chain.primes, dtype=np.uint64)[:, None] - np.uint64(1)
+    zeros = np.stack([rng.integers(0, q, (3, chain.ring), dtype=np.uint64) for q in chain.primes], axis=1)
+    for width in (16, 41, 50, 51, 60):
+        found = linear.replies(masks, zeros if private else None, width)
+        assert (found == arithmetic.switched_masks(linear, masks, zeros if private else None, chain, width)).all()
+
+
 @pytest.mark.parametrize(
-    "place", [Placement(2048, 100, 3, 3, 4), Placement(2048, 55, 7, 7, 1), Placement(2048, 90, 5, 2, 3)]
+    "place",
+    [
+        Placement(2048, 100, 3, 3, 4),
+        Placement(2048, 55, 7, 7, 1),
+        Placement(2048, 90, 5, 2, 3),
+        Placement(2048, 496, 1, 1, 1, 2),
+        Placement(2048, 100, 1, 1, 4, 2),
+    ],
 )
 def test_what_a_request_leaves_out_reaches_no_answer(place: Placement) -> None:
     """Noise fills all coefficients, so the answers of the cut request must be those of the whole one."""
     chain = CHAINS[0]
     assert chain.ring == place.ring
-    assert place.windowed
+    assert place.windowed or place.blanks
     assert place.used < place.ring
     compiled = arithmetic.compiled(chain)
     if compiled is None:
@@ -121,8 +178,8 @@ def test_what_a_request_leaves_out_reaches_no_answer(place: Placement) -> None:
     q = chain.primes[0]
     weights = place.weights(rng.integers(-9, 9, (place.rows, place.size)))
     dense = rng.integers(0, 2**30, (1, place.ring))
-    wanted = np.stack([negacyclic(row[0], dense[0])[place.positions()] for row in weights])  # (R, samples, group)
-    wanted = wanted.transpose(1, 0, 2).reshape(place.samples, -1)[:, : place.rows] % q
+    wanted = np.stack([negacyclic(row[0], dense[0])[place.positions] for row in weights])  # (R, places, group)
+    wanted = wanted.transpose(1, 0, 2).reshape(place.places, -1)[:, : place.rows] % q
     used = np.stack([place.cut(dense).astype(np.uint64)] * len(chain.primes))
     assert (compiled.linear(weights, place).answers(used)[..., 0].astype(np.int64) == wanted).all()
 
@@ -165,6 +222,19 @@ def test_masks_are_shake128_cut_to_the_prime() -> None:
     wanted = [word for word in words if word < q][:2048]
     assert expand(seed, "request", 2, (q,), 2048)[1, 0].tolist() == wanted
     assert (expand(seed, "key", 2, (q,), 2048)[1, 0] != expand(seed, "request", 2, (q,), 2048)[1, 0]).any()
+
+
+@pytest.mark.parametrize("size", [14, 17, 28, 32, 46, 53, 60])
+def test_masks_are_the_same_without_numba(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (q,) = largest_primes(1024, size, 1)
+    middle = next(
+        p for p in range(2 ** (size - 1) // 2048 * 2048 + 1, q + 1, 2048) if is_prime(p)
+    )  # half are too large
+    found = [expand(bytes(32), "request", 3, (p,), 1024) for p in (q, middle)]
+    monkeypatch.setattr(masks_module, "kernels", lambda: None)
+    assert all(
+        (expand(bytes(32), "request", 3, (p,), 1024) == f).all() for p, f in zip((q, middle), found, strict=True)
+    )
 
 
 def test_residues_of_negative_numbers_are_canonical() -> None:

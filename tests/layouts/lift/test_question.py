@@ -19,6 +19,7 @@ from quad4fhe.he.container import EvaluationKeys, Reply, Request
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.he.seeded import SeedError
 from quad4fhe.he.session import Client, ReplyError, Server, connect
+from quad4fhe.layouts.lift.evaluation import decrypt as lift_decrypt
 from quad4fhe.layouts.lift.layout import Settings, setting_of
 from quad4fhe.layouts.lift.zeros import ZeroPool
 from quad4fhe.layouts.masks import expand
@@ -91,8 +92,9 @@ def test_private_replies_are_the_default_and_plain_ones_say_what_they_give_away(
     assert plan(fit, samples=1, replies="private").layout == "lift"
 
 
-def test_a_reply_under_a_wrong_key_is_refused() -> None:
-    fit = fit_of(3)
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_reply_under_a_wrong_key_is_refused(outputs: int) -> None:
+    fit = fit_of(outputs)
     for replies in REPLIES:
         made = plan(fit, samples=1, layout="lift", replies=replies)
         client, server = connect(fit, made)
@@ -109,6 +111,71 @@ def test_a_reply_under_a_wrong_key_is_refused() -> None:
         # The plan says how rarely a wrong key passes: here once in 10^4 to 10^6 tries, so twice in four is a defect.
         assert made.settings["tolerance"] / made.domain.bound < 1e-4
         assert refused >= 3, replies
+
+
+def one_output(replies: str, samples: int = 1) -> tuple[StandInFit, Plan]:
+    """A model that is checked by blanks."""
+    fit = fit_of(1)
+    made = plan(fit, samples=samples, layout="lift", replies=replies)
+    assert made.settings["blanks"] == 2
+    return fit, made
+
+
+@pytest.mark.parametrize("replies", REPLIES)
+def test_an_empty_reply_is_refused_by_its_blanks(replies: str) -> None:
+    fit, made = one_output(replies)
+    client, server = connect(fit, made)
+    reply = server.evaluate(client.encrypt(fit.box[:1])[0])
+    for byte in (0, 255):
+        (data,) = (np.full_like(chunk, byte) for chunk in reply.chunks)
+        with pytest.raises(ReplyError, match="wrong key"):
+            client.decrypt(Reply(reply.identity, [data]))
+
+
+@pytest.mark.parametrize("replies", REPLIES)
+@pytest.mark.parametrize("samples", [1, 40])
+def test_blanks_have_their_known_value(replies: str, samples: int) -> None:
+    """Within the tolerance that the plan states, and a wrong key passes once in 2^20 times at most."""
+    fit, made = one_output(replies, samples)
+    s, setting = Settings(**made.settings), setting_of(made)
+    assert (s.tolerance / made.domain.bound) ** s.blanks < 2**-20
+    assert s.tolerance < s.offset
+    client, server = connect(fit, made)
+    X = random_samples(30, 5, seed=3).clip(*fit.box)
+    off = []
+    for request in client.encrypt(X):
+        (data,) = server.evaluate(request).chunks
+        answers = lift_decrypt(setting, client._secret.ternary, data.reshape(-1))
+        assert answers.shape == (made.per_request + s.blanks, 1)
+        off += (answers[made.per_request :, 0] - s.offset).tolist()
+    assert np.abs(off).max() < s.tolerance
+
+
+def test_blanks_are_flooded_as_answers_are() -> None:
+    """Private replies to one request: what a blank shows of the weights differs each time, by the flooding."""
+    fit, made = one_output("private")
+    setting = setting_of(made)
+    client, server = connect(fit, made)
+    (request,) = client.encrypt(fit.box[:1])
+    chunks = [next(iter(server.evaluate(request).chunks)).reshape(-1) for _ in range(60)]
+    reads = np.array([lift_decrypt(setting, client._secret.ternary, data)[:, 0] for data in chunks])
+    flood = 2.0 ** made.settings["flood"] / math.sqrt(3) / setting.scales.out
+    # 60 numbers of an even distribution: far from their deviation by a third less often than once in 10^6 runs.
+    assert (reads.std(axis=0) > 0.66 * flood).all()
+
+
+@pytest.mark.parametrize("change", [{"blanks": 1}, {"blanks": 3}, {"blanks": -2}, {"blanks": 4000}, {"group": 2}])
+def test_a_plan_with_other_blanks_can_not_be_made(change: dict[str, int]) -> None:
+    _, made = one_output("private")
+    fields = made.to_dict()
+    with pytest.raises(InputError):
+        Plan.from_dict({**fields, "settings": {**fields["settings"], **change}})
+    most = (made.chain.ring - 1) // 21 - 1  # 21 monomials, and room for one sample more
+    with pytest.raises(InputError):
+        dataclasses.replace(made, per_request=most + 1)
+    many = plan(fit_of(3), samples=1, layout="lift").to_dict()
+    with pytest.raises(InputError, match="no room"):
+        Plan.from_dict({**many, "settings": {**many["settings"], "blanks": 2}})
 
 
 def test_damage_to_the_carrying_bits_is_noticed() -> None:

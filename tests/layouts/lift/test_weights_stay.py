@@ -125,7 +125,9 @@ def test_switched_replies_of_a_small_model_fall_to_lattice_reduction_unless_they
     reply = next(iter(server.evaluate(request).chunks))
     weights = secret_weights(server)[0, 0]
     found = guessed(setting, request.chunks[0].reshape(-1), reply.reshape(-1), int(np.abs(weights).max()))
-    wanted = weights[np.flatnonzero(setting.place.weights(np.ones((2, 3), dtype=np.int64))[0, 0])].tolist()
+    wanted = weights[
+        np.flatnonzero(setting.place.weights(np.ones((setting.place.rows, 3), dtype=np.int64))[0, 0])
+    ].tolist()
     assert (found == wanted) == (replies != "private")
 
 
@@ -142,9 +144,10 @@ def crafted(client: Client, setting: Setting, message: np.ndarray) -> np.ndarray
 
 
 @pytest.mark.parametrize("replies", ["plain", "private"])
-def test_two_models_with_equal_answers_are_told_apart_by_plain_replies_alone(replies: str) -> None:
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_two_models_with_equal_answers_are_told_apart_by_plain_replies_alone(replies: str, outputs: int) -> None:
     """The client knows both models and its key; the weights differ where its ciphertext is zero."""
-    fit = stand_in(random_model(4, 8, 2), random_samples(100, 4))
+    fit = stand_in(random_model(4, 8, outputs), random_samples(100, 4))
     made = plan(fit, samples=1, layout="lift", replies=replies)
     setting = setting_of(made)
     client, one = connect(fit, made)

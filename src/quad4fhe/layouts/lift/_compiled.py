@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from quad4fhe._arrays import IntArray
 from quad4fhe.layouts.lift import _kernels_narrow as narrow
 from quad4fhe.layouts.lift import _kernels_numba as wide
-from quad4fhe.layouts.lift.arithmetic import residues
+from quad4fhe.layouts.lift.arithmetic import residues, switched_masks
 from quad4fhe.layouts.lift.monomials import Placement
 from quad4fhe.planning.chains import Chain
 
@@ -93,11 +93,23 @@ class CompiledLinear:
             out[:, p] = found
         return out
 
+    def replies(self, masks: Words, zeros: Words | None, bits: int) -> Words:
+        """`masks` of second halves, plus those of encryptions of zero (R, primes, N), switched to 2^bits: (R, N)."""
+        chain = self._chain
+        if bits > narrow.MOST_BITS or max(chain.primes) >= narrow.LARGEST:
+            return switched_masks(self, masks, zeros, chain, bits)
+        out = np.zeros((len(self._weights[0]), chain.ring), dtype=np.uint64)
+        for p, q in enumerate(chain.primes):
+            added = None if zeros is None else np.ascontiguousarray(zeros[:, p])
+            factor = pow(chain.modulus // q, -1, q)
+            narrow.replies(self._weights[p], np.ascontiguousarray(masks[:, p]), added, q, factor, bits, out)
+        return out
+
     def answers(self, used: Words) -> Words:
-        """Used coefficients (primes, n) to the coefficients that are read, (samples, rows, primes)."""
+        """Used coefficients (primes, n) to the coefficients that are read, (places, rows, primes)."""
         place, primes = self._place, self._chain.primes
-        starts = np.arange(place.samples, dtype=np.int64) * place.group * place.block
-        out = np.empty((place.samples, place.rows, len(primes)), dtype=np.uint64)
+        starts = np.ascontiguousarray(place.positions[:, 0])
+        out = np.empty((place.places, place.rows, len(primes)), dtype=np.uint64)
         for p, q in enumerate(primes):
             values = np.ascontiguousarray(used[p])
             if place.windowed:  # a negative power X^-k is -X^(N - k)

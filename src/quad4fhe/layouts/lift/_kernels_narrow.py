@@ -1,8 +1,9 @@
 """The same arithmetic for primes below 2^50, in float64: a fused multiply-add gives the exact error of a product.
 
-Vector units multiply doubles, not 64-bit integers, so this is several times as fast as `_kernels_numba`. Residues are
-kept centred between the steps. Sizes: with |x| <= 2 q and |w| <= q/2 the product p = x w is below 2^100; the rounded
-quotient k = p / q is below 2^51 and off by at most 3/4, so p - k q and the error of p are whole numbers below 2^53.
+Vector units multiply doubles, not 64-bit integers, so this is several times as fast as `_kernels_numba`. Sizes: with
+|x| <= 2^51 and |w| <= q/2 the quotient of the product p = x w by q is below 2^50 and wrong by less than 3/8 before it
+is rounded to k, so p - k q and the error of p are whole numbers below 2^53, and their sum x w - k q is below 0.88 q.
+Sums are centred before they exceed 2^51: after every step of a transform for the largest primes, after some for others.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from quad4fhe.layouts.lift import _kernels_numba as wide
 
 Words = NDArray[np.uint64]
 LARGEST = 2**50
+MOST_BITS = 50  # of a switched number: its quotient is a double
 _ROUND = 6755399441055744.0  # adding and taking off 1.5 * 2^52 rounds |v| < 2^51 to the nearest integer
-_LANES = 8  # steps shorter than this are taken on the transposed polynomial, where they are long
+_DOUBLES = 7  # sums of so many products, each below q, stay below 2^53
+_LANES = 16  # steps shorter than this are taken on the transposed polynomial, where they are long
 
 
 def _typed_fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
@@ -75,6 +78,14 @@ def _downwards(up: Any, down: Any, w: Any, q: Any, inverse: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
+def _downwards_lazy(up: Any, down: Any, w: Any, q: Any, inverse: Any) -> None:
+    for i in range(up.size):
+        x, y = up[i], down[i]
+        up[i] = x + y
+        down[i] = _times(x - y, w, q, inverse)
+
+
+@njit(nogil=True, cache=True)
 def _downwards_each(up: Any, down: Any, w: Any, q: Any, inverse: Any) -> None:
     for i in range(up.size):
         x, y = up[i], down[i]
@@ -116,38 +127,50 @@ def _forward(a: Any, q: Any, inverse: Any, roots: Any, late: Any, v: Any, t: Any
 
 
 @njit(nogil=True, cache=True)
-def _backward(a: Any, q: Any, inverse: Any, roots: Any, late: Any, last: Any, v: Any, t: Any) -> None:
+def _inverse(v: Any, t: Any, q: Any, inverse: Any, roots: Any, late: Any, lazy: Any) -> None:
+    """Transform v (N,) back in place, but for the factor 1 / N; |v| <= 2^51 before and after."""
     n = v.size
     rows = n // _LANES
+    for i in range(rows):
+        for j in range(_LANES):
+            t[j, i] = v[i * _LANES + j]
+    for j in range(_LANES):
+        for i in range(rows):
+            t[j, i] = _centred(t[j, i], q, inverse)
+    step, stage = 1, late.shape[0] - 1
+    while step < _LANES:
+        for j in range(_LANES):
+            if j & step:
+                continue
+            _downwards_each(t[j], t[j + step], late[stage, j // (2 * step)], q, inverse)
+        step <<= 1
+        stage -= 1
+    for i in range(rows):
+        for j in range(_LANES):
+            v[i * _LANES + j] = t[j, i]
+    step, blocks, grown = _LANES, n // (2 * _LANES), 0
+    while blocks >= 1:
+        for i in range(blocks):
+            start = 2 * i * step
+            up, down = v[start : start + step], v[start + step : start + 2 * step]
+            if grown < lazy:
+                _downwards_lazy(up, down, roots[blocks + i], q, inverse)
+            else:
+                _downwards(up, down, roots[blocks + i], q, inverse)
+        grown = grown + 1 if grown < lazy else 0
+        step <<= 1
+        blocks >>= 1
+
+
+@njit(nogil=True, cache=True)
+def _backward(a: Any, q: Any, inverse: Any, roots: Any, late: Any, lazy: Any, last: Any, v: Any, t: Any) -> None:
+    n = v.size
     unsigned = np.uint64(q)
     for row in range(a.shape[0]):
         source = a[row]
         for j in range(n):
             v[j] = np.float64(np.int64(source[j]))
-        for i in range(rows):
-            for j in range(_LANES):
-                t[j, i] = v[i * _LANES + j]
-        for j in range(_LANES):
-            for i in range(rows):
-                t[j, i] = _centred(t[j, i], q, inverse)
-        step, stage = 1, 2
-        while step < _LANES:
-            for j in range(_LANES):
-                if j & step:
-                    continue
-                _downwards_each(t[j], t[j + step], late[stage, j // (2 * step)], q, inverse)
-            step <<= 1
-            stage -= 1
-        for i in range(rows):
-            for j in range(_LANES):
-                v[i * _LANES + j] = t[j, i]
-        step, blocks = _LANES, n // (2 * _LANES)
-        while blocks >= 1:
-            for i in range(blocks):
-                start = 2 * i * step
-                _downwards(v[start : start + step], v[start + step : start + 2 * step], roots[blocks + i], q, inverse)
-            step <<= 1
-            blocks >>= 1
+        _inverse(v, t, q, inverse, roots, late, lazy)
         for j in range(n):
             x = np.int64(_centred(_times(v[j], last, q, inverse), q, inverse))
             source[j] = np.uint64(x) + unsigned if x < 0 else np.uint64(x)
@@ -183,27 +206,41 @@ def _combine(weights: Any, operands: Any, q: Any, inverse: Any, v: Any, out: Any
 
 
 @njit(nogil=True, cache=True)
+def _gather(x: Any, w: Any, q: Any, inverse: Any, lanes: Any) -> None:
+    for i in range(x.size):
+        lanes[i] += _times(x[i], w[i], q, inverse)
+
+
+@njit(nogil=True, cache=True)
+def _fold(lanes: Any, others: Any, q: Any, inverse: Any) -> None:
+    for i in range(lanes.size):
+        lanes[i] = _centred(lanes[i] + others[i], q, inverse)
+
+
+@njit(nogil=True, cache=True)
 def _dots(weights: Any, values: Any, starts: Any, q: Any, inverse: Any, v: Any, lanes: Any, out: Any) -> None:
     unsigned = np.uint64(q)
-    n, width = weights.shape[1], lanes.size
+    n, width = weights.shape[1], lanes.size // 2
+    sums, zero = lanes[:width], lanes[width:]
+    zero[:] = 0.0
     for i in range(values.size):
         v[i] = _centred(np.float64(np.int64(values[i])), q, inverse)
     for s in range(starts.size):
         x = v[starts[s] : starts[s] + n]
         for k in range(weights.shape[0]):
             w = weights[k]
-            lanes[:] = 0.0
-            whole = n // width * width
-            for start in range(0, whole, width):
-                for i in range(width):
-                    y = lanes[i] + _times(x[start + i], w[start + i], q, inverse)
-                    lanes[i] = _centred(y, q, inverse)
-            total = 0.0
-            for i in range(whole, n):
-                total = _centred(total + _times(x[i], w[i], q, inverse), q, inverse)
-            for i in range(width):
-                total = _centred(total + lanes[i], q, inverse)
-            found = np.int64(total)
+            sums[:] = 0.0
+            for start in range(0, n, width):
+                end = min(start + width, n)
+                _gather(x[start:end], w[start:end], q, inverse, sums)
+                if start // width % _DOUBLES == _DOUBLES - 1:
+                    _fold(sums, zero, q, inverse)
+            _fold(sums, zero, q, inverse)
+            half = width // 2
+            while half >= 1:
+                _fold(sums[:half], sums[half : 2 * half], q, inverse)
+                half //= 2
+            found = np.int64(sums[0])
             out[s, k] = np.uint64(found) + unsigned if found < 0 else np.uint64(found)
 
 
@@ -220,6 +257,70 @@ def _switch(values: Any, q: Any, inverse: Any, factor: Any, power: Any, ratio: A
         out[i] += np.uint64(np.int64(found))
 
 
+@njit(nogil=True, cache=True)
+def _first(x: Any, w: Any, q: Any, inverse: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] = _times(x[i], w[i], q, inverse)
+
+
+@njit(nogil=True, cache=True)
+def _more(x: Any, w: Any, q: Any, inverse: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] = _centred(out[i] + _times(x[i], w[i], q, inverse), q, inverse)
+
+
+@njit(nogil=True, cache=True)
+def _plus(v: Any, last: Any, added: Any, q: Any, inverse: Any) -> None:
+    """v last + added, centred."""
+    for i in range(v.size):
+        x = _times(v[i], last, q, inverse) + np.float64(np.int64(added[i]))
+        v[i] = _centred(x, q, inverse)
+
+
+@njit(nogil=True, cache=True)
+def _finish(v: Any, factor: Any, q: Any, inverse: Any, power: Any, ratio: Any, mask: Any, out: Any) -> None:
+    """The same as `_switch`, for doubles."""
+    half = np.floor(q / 2)
+    for i in range(v.size):
+        x = _centred(_times(v[i], factor, q, inverse), q, inverse)
+        x = x + q if x < 0 else x
+        found = np.floor(x * ratio)
+        left = _fma(-found, q, x * power) + half
+        found = found + 1.0 if left >= q else found
+        found = found - 1.0 if left < 0.0 else found
+        out[i] = (out[i] + np.uint64(np.int64(found))) & mask
+
+
+@njit(nogil=True, cache=True)
+def _replies(
+    weights: Any,
+    operands: Any,
+    added: Any,
+    moduli: Any,
+    tables: Any,
+    lasts: Any,
+    ratios: Any,
+    mask: Any,
+    x: Any,
+    v: Any,
+    t: Any,
+    out: Any,
+) -> None:
+    """One reply after the other, so that all that is computed with stays in the nearest cache."""
+    (q, inverse, lazy), (roots, late), (last, factor, both), (power, ratio) = moduli, tables, lasts, ratios
+    for j in range(operands.shape[0]):
+        for i in range(v.size):
+            x[j, i] = _centred(np.float64(np.int64(operands[j, i])), q, inverse)
+    for r in range(weights.shape[0]):
+        _first(x[0], weights[r, 0], q, inverse, v)
+        for j in range(1, operands.shape[0]):
+            _more(x[j], weights[r, j], q, inverse, v)
+        _inverse(v, t, q, inverse, roots, late, lazy)
+        if added.shape[0]:
+            _plus(v, last, added[r], q, inverse)
+        _finish(v, factor if added.shape[0] else both, q, inverse, power, ratio, mask, out[r])
+
+
 @dataclass(frozen=True, eq=False)
 class _Tables:
     q: float
@@ -229,23 +330,27 @@ class _Tables:
     backs: Array
     late_backs: Array
     last: float
+    lazy: int  # steps over which sums below q may double: below 2^lazy q <= 2^50, so that two differ by 2^51 at most
 
 
 @cache
 def _tables(ring: int, q: int) -> _Tables:
     t = wide._tables(ring, q)
     roots, backs = _centred_floats(t.roots, q), _centred_floats(t.inverse_roots, q)
-    last = int(t.last)
-    return _Tables(
-        float(q), 1.0 / q, roots, _late(roots), backs, _late(backs), float(last if last <= q // 2 else last - q)
-    )
+    lazy = (LARGEST // q).bit_length() - 1
+    return _Tables(float(q), 1.0 / q, roots, _late(roots), backs, _late(backs), _signed(int(t.last), q), lazy)
+
+
+def _signed(value: int, q: int) -> float:
+    return float(value if value <= q // 2 else value - q)
 
 
 def _late(roots: Array) -> Array:
-    """Roots of the last three steps (stage, place, block of eight), in the order of the transposed polynomial."""
-    rows = roots.size // _LANES
-    out = np.zeros((3, _LANES // 2, rows))
-    for stage, places in enumerate((1, 2, 4)):
+    """Roots of the last steps (stage, place, block of `_LANES`), in the order of the transposed polynomial."""
+    rows, stages = roots.size // _LANES, _LANES.bit_length() - 1
+    out = np.zeros((stages, _LANES // 2, rows))
+    for stage in range(stages):
+        places = 1 << stage
         first = rows * places
         for place in range(places):
             out[stage, place] = roots[first + place : 2 * first : places]
@@ -271,7 +376,7 @@ def to_ntt(values: Words, q: int) -> None:
 def from_ntt(values: Words, q: int) -> None:
     """Transform polynomials (r, N) in place, values in SEAL's order to coefficients."""
     t = _tables(values.shape[1], q)
-    _backward(values, t.q, t.inverse, t.backs, t.late_backs, t.last, *_scratch(values.shape[1]))
+    _backward(values, t.q, t.inverse, t.backs, t.late_backs, t.lazy, t.last, *_scratch(values.shape[1]))
 
 
 def rebase(first: Words, second: Words, mask: Words, secret: Words, q: int, out: Words) -> None:
@@ -291,17 +396,40 @@ def combine(weights: Array, operands: Words, q: int) -> Words:
     return out
 
 
+def replies(weights: Array, operands: Words, added: Words | None, q: int, factor: int, bits: int, out: Words) -> None:
+    """Add to `out` (R, N) what `combine`, `from_ntt`, adding `added` (R, N) and `switch` give one after the other.
+
+    Numbers are cut to `bits` bits, 50 at most.
+    """
+    ring = operands.shape[1]
+    t, v, turned = _tables(ring, q), *_scratch(ring)
+    last, both = int(t.last) % q, _signed(int(t.last) * factor % q, q)
+    _replies(
+        weights,
+        operands,
+        np.empty((0, ring), dtype=np.uint64) if added is None else added,
+        (t.q, t.inverse, t.lazy),
+        (t.backs, t.late_backs),
+        (_signed(last, q), _signed(factor % q, q), both),
+        (2.0**bits, 2.0**bits / q),
+        np.uint64((1 << bits) - 1),
+        np.empty(operands.shape),
+        v,
+        turned,
+        out,
+    )
+
+
 def dots(weights: Array, values: Words, starts: NDArray[np.int64], q: int) -> Words:
     """Scalar products of each row of prepared weights (K, n) with values from each of `starts` (S,) on: (S, K)."""
     out = np.empty((starts.size, len(weights)), dtype=np.uint64)
-    _dots(weights, values, starts, float(q), 1.0 / q, np.empty(values.size), np.empty(32), out)
+    _dots(weights, values, starts, float(q), 1.0 / q, np.empty(values.size), np.empty(512), out)
     return out
 
 
 def switch(values: Words, q: int, factor: int, bits: int, out: Words) -> None:
     """Add round((x factor mod q) 2^bits / q) to `out`, element by element; bits is at most 62."""
-    if bits > 50:
+    if bits > MOST_BITS:
         wide.switch(values, q, factor, bits, out)
         return
-    centred = float(factor if factor <= q // 2 else factor - q)
-    _switch(values.reshape(-1), float(q), 1.0 / q, centred, 2.0**bits, 2.0**bits / q, out.reshape(-1))
+    _switch(values.reshape(-1), float(q), 1.0 / q, _signed(factor, q), 2.0**bits, 2.0**bits / q, out.reshape(-1))

@@ -333,6 +333,27 @@ def unpack(words: Words, bits: int, count: int) -> Words:
 
 
 @njit(nogil=True, cache=True)
+def _below(stream: Any, width: Any, count: Any, mask: Any, q: Any, out: Any) -> Any:
+    found, last = 0, out.size - 1
+    for i in range(count):
+        place, shift = (i * width) >> 6, (i * width) & 63
+        word = stream[place] >> np.uint64(shift)
+        if shift + width > 64:
+            word |= stream[place + 1] << np.uint64(64 - shift)
+        word &= mask
+        out[min(found, last)] = word if found <= last else out[last]
+        found += 1 if word < q else 0
+    return min(found, out.size)
+
+
+def below(stream: bytes, width: int, bits: int, q: int, out: Words) -> int:
+    """The words of `width` bytes of a stream, cut to `bits` bits, that are below q; returns how many `out` (n,) got."""
+    words = np.frombuffer(stream, dtype="<u8", count=len(stream) // 8)
+    count = 8 * words.size // width
+    return int(_below(words, 8 * width, count, np.uint64((1 << bits) - 1), np.uint64(q), out))
+
+
+@njit(nogil=True, cache=True)
 def _read(polynomials: Any, secret: Any, positions: Any, out: Any) -> None:
     n = polynomials.shape[1]
     for r in range(polynomials.shape[0]):

@@ -45,7 +45,10 @@ class Linear(Protocol):
         """Second halves (J, primes, N) in NTT form to those of the replies (R, primes, N), as coefficients."""
 
     def answers(self, used: Words) -> Words:
-        """Used coefficients (primes, n) of the first halves to those that are read, (samples, rows, primes)."""
+        """Used coefficients (primes, n) of the first halves to those that are read, (places, rows, primes)."""
+
+    def replies(self, masks: Words, zeros: Words | None, bits: int) -> Words:
+        """`masks` of second halves, plus those of encryptions of zero (R, primes, N), switched to 2^bits: (R, N)."""
 
     @property
     def spans(self) -> bool:
@@ -101,6 +104,12 @@ def switched(words: Words, chain: Chain, bits: int) -> Words:
             kernels[0 if q < kernels[0].LARGEST else 1].switch(values, q, factor, bits, out)
     out &= np.uint64((1 << bits) - 1)
     return out
+
+
+def switched_masks(linear: Linear, masks: Words, zeros: Words | None, chain: Chain, bits: int) -> Words:
+    """`Linear.replies`, step by step."""
+    found = linear.masks(masks)
+    return switched(found if zeros is None else add(found, zeros, chain.primes), chain, bits)
 
 
 def products_at(polynomials: Words, secret: NDArray[np.int8], positions: IntArray) -> Words:

@@ -44,8 +44,8 @@ def lift_forecast(
     element = machine.element
     monomials = place.samples * place.size * 10 * element
     encrypt = J * (residues * (machine.encrypt + 22 * element) + slow * 4 * element) + monomials
-    read = place.replies * ring * (2 + place.samples * place.group) * element
-    answers = place.reads * (place.used // place.samples) * len(chain.primes) * element
+    read = place.replies * ring * (2 + place.places * place.group) * element
+    answers = place.reads * (place.size if place.blanks else place.used // place.samples) * len(chain.primes) * element
     masks = J * residues * 20 * element + (0.9 * J * R + 6 * R) * slow * element
     finish = R * (4.5 * residues + 3 * ring) * element + (2 * R * residues * element if private else 0.0)
     zero = 2.4 * R * residues * machine.encrypt  # SEAL encrypts with a public key modulo the special prime as well

@@ -118,7 +118,7 @@ class LiftServer:
 
     def __init__(self, setting: Setting, weights: Array, own: Arithmetic, offset: float = 0.0) -> None:
         self.setting, self.arithmetic = setting, own
-        self._offset = round(offset * setting.scales.out)  # of a decision; else it is part of the weights
+        self._offset = round(offset * setting.scales.out)  # of a decision or blanks; else it is part of the weights
         rng, place = dither_rng(os.getpid()), setting.place
         while True:
             rounded = dithered(weights * setting.scales.weights, rng)
@@ -131,24 +131,28 @@ class LiftServer:
         """The reply to a request; private if a pool of encryptions of zero is given."""
         chain, place = self.setting.chain, self.setting.place
         seed, used = from_bytes("the request", request, chain.primes, place.used)
-        second = self._linear.masks(expand(seed, "request", place.inputs, chain.primes, chain.ring))
+        masks = expand(seed, "request", place.inputs, chain.primes, chain.ring)
         first = self._linear.answers(used)
+        for p, q in enumerate(chain.primes if place.blanks else ()):
+            first[place.samples :, :, p] = (first[place.samples :, :, p] + np.uint64(self._offset % q)) % np.uint64(q)
         if (pool is None) != (self.setting.scales.flood is None):
             raise AssertionError("a plan of private replies needs the client's public key, a plain one has none")
-        if pool is not None:
-            zeros = pool.take()
-            second = add(second, zeros.masks, chain.primes)
+        bits, flood = self.setting.scales.bits, self.setting.scales.flood
+        zeros = None if pool is None else pool.take()
+        if zeros is not None:
             first = self._flooded(first, zeros.answers)
-            flood = self.setting.scales.flood
-            if self.setting.scales.factor is not None and flood is not None:
-                first, second = decisions.blinded(first, second, zeros, self._offset, flood, chain)
+        if zeros is not None and flood is not None and self.setting.scales.factor is not None:
+            second = add(self._linear.masks(masks), zeros.masks, chain.primes)
+            first, second = decisions.blinded(first, second, zeros, self._offset, flood, chain)
+            halves = switched(second, chain, bits)
+        else:
+            halves = self._linear.replies(masks, None if zeros is None else zeros.masks, bits)
         reads = first.reshape(-1, len(chain.primes)).T
-        bits = self.setting.scales.bits
-        together = np.concatenate([switched(reads, chain, bits), switched(second, chain, bits).reshape(-1)])
+        together = np.concatenate([switched(reads, chain, bits), halves.reshape(-1)])
         return np.frombuffer(pack(together, bits), dtype=np.uint8)
 
     def _flooded(self, first: Words, zeros: Words) -> Words:
-        """Answers (samples, rows, primes) plus those of encryptions of zero, plus fresh f in [-2^flood, 2^flood)."""
+        """Answers (places, rows, primes) plus those of encryptions of zero, plus fresh f in [-2^flood, 2^flood)."""
         flood, primes = self.setting.scales.flood, self.setting.chain.primes
         assert flood is not None
         count = first.shape[0] * first.shape[1]
@@ -163,15 +167,13 @@ class LiftServer:
 
 
 def decrypt(setting: Setting, secret: NDArray[np.int8], reply: Bytes) -> Array:
-    """The answers (samples, rows) of a reply, by the secret's coefficients (N,) in -1, 0, 1."""
+    """The answers (places, rows) of a reply, by the secret's coefficients (N,) in -1, 0, 1."""
     place, chain, scales = setting.place, setting.chain, setting.scales
     count = place.reads + place.replies * chain.ring
     words = unpack(reply.tobytes(), scales.bits, count)
     first, second = words[: place.reads], words[place.reads :].reshape(place.replies, chain.ring)
-    parts = products_at(second, secret, place.positions().reshape(-1)).reshape(
-        place.replies, place.samples, place.group
-    )
-    found = parts.transpose(1, 0, 2).reshape(place.samples, -1)[:, : place.rows] + first.reshape(place.samples, -1)
+    parts = products_at(second, secret, place.positions.reshape(-1)).reshape(place.replies, place.places, place.group)
+    found = parts.transpose(1, 0, 2).reshape(place.places, -1)[:, : place.rows] + first.reshape(place.places, -1)
     up = np.uint64(64 - scales.bits)  # the highest bit becomes the sign
     signed = (found << up).view(np.int64).astype(np.float64)
     out: Array = signed * (math.ldexp(float(chain.modulus), -64) / scales.out)

@@ -24,6 +24,7 @@ from quad4fhe.layouts.lift.evaluation import LiftServer
 from quad4fhe.layouts.lift.monomials import Lift, Placement, lift_over, monomial_count, rows_of, with_check
 from quad4fhe.layouts.lift.noise import LiftNoise, Norms, Scales, check_tolerance, lift_confidence
 from quad4fhe.layouts.lift.search import (
+    BLANKS,
     MOST_MONOMIALS,
     REPLIES,
     Found,
@@ -58,7 +59,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `security` is the lambda of private replies. Every answer has `offset` added; the sum of a sample's answers is known
     by that, and `tolerance` is what an honest one is off by at most. `factor` is log2 of the largest random factor of
-    decisions.
+    decisions. With `blanks` the client checks so many coefficients that have no answer, instead of the sum.
     """
 
     replies: Replies
@@ -72,6 +73,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: float
     tolerance: float
     factor: int | None = None
+    blanks: int = 0
 
 
 @lru_cache(maxsize=64)
@@ -79,7 +81,7 @@ def setting_of(plan: Plan) -> evaluation.Setting:
     """What client and server share, from a plan."""
     s, shape = read_settings(plan, Settings), plan.shape
     size = monomial_count(shape.features)
-    place = Placement(plan.chain.ring, size, rows_of(shape.outputs), s.group, plan.per_request)
+    place = Placement(plan.chain.ring, size, rows_of(shape.outputs, s.blanks), s.group, plan.per_request, s.blanks)
     return evaluation.Setting(plan.chain, place, Scales(s.lift, s.grain, s.weights, s.bits, s.flood, s.factor))
 
 
@@ -110,11 +112,13 @@ class LiftLayout(Layout):
     def check_settings(self, plan: Plan) -> None:
         """Groups, scales, and flooding that keeps its word."""
         s, chain, shape = read_settings(plan, Settings), plan.chain, plan.shape
-        size, rows = monomial_count(shape.features), rows_of(shape.outputs)
+        size, rows = monomial_count(shape.features), rows_of(shape.outputs, s.blanks)
         if size > MOST_MONOMIALS or not 1 <= s.group <= rows:
             raise InputError(f"layout lift takes {MOST_MONOMIALS} monomials and groups of 1 to {rows}; plan again")
         if not 1 <= plan.per_request <= max(1, chain.ring // (s.group * size)):
             raise InputError(f"{plan.per_request} samples of {size} monomials do not fit ring {chain.ring}; plan again")
+        if s.blanks not in (0, BLANKS) or (s.blanks and s.replies == "decisions") or not setting_of(plan).place.roomy:
+            raise InputError(f"the check of this plan has no room in ring {chain.ring}; plan again")
         place, grain = setting_of(plan).place, s.grain + math.log2(lift_of(plan).largest)
         fine = (
             1 <= s.grain <= s.lift <= 128
@@ -167,7 +171,7 @@ class LiftLayout(Layout):
         place, requests = setting.place, groups(plan.samples, plan.per_request)
         samples = "one sample" if plan.per_request == 1 else f"{plan.per_request} samples"
         key = "no keys at all" if s.flood is None else "a public key, registered once, and no evaluation keys"
-        passes = s.tolerance / plan.domain.bound
+        passes = (s.tolerance / plan.domain.bound) ** max(1, s.blanks)
         lines = [
             f"layout lift: {place.size} monomials of {samples} in {readable_count(place.inputs, 'ciphertext')}, "
             f"{readable_count(requests, 'request')}; {readable_count(place.replies, 'ciphertext')} a reply; {key}",
@@ -177,9 +181,8 @@ class LiftLayout(Layout):
         if s.security is not None:
             lines[-1] += f"; within 2^-{math.floor(s.security)} of that for each reply"
         if passes < 1:
-            lines.append(
-                f"the answers of a sample add up to a known sum: a wrong key passes with probability {passes:.1g}"
-            )
+            known = f"{s.blanks} coefficients of a reply have" if s.blanks else "the sum of a sample's answers has"
+            lines.append(f"{known} a known value: a wrong key passes with probability {passes:.1g}")
         return lines
 
     def simulated(self, model: PolynomialModel, plan: Plan, rng: np.random.Generator) -> Callable[[Array], Array]:
@@ -228,13 +231,14 @@ class LiftLayout(Layout):
         return [_framed(evaluation.encrypt_prepared(setting_of(plan), lift_of(plan), part, Z))]
 
     def decrypt(self, key: Key, plan: Plan, reply: Sequence[Words]) -> tuple[Array, bool]:
-        """Answers, plausible where all lie within the bound and those of each sample add up to what is known."""
+        """Answers, plausible where all lie within the bound and what the client knows beforehand is there."""
         answers = evaluation.decrypt(setting_of(plan), key.ternary, reply[0].reshape(-1))
-        s = read_settings(plan, Settings)
+        s, samples = read_settings(plan, Settings), plan.per_request
         inside = bool((np.abs(answers) <= plan.domain.bound * (1 + 1e-6)).all())
         answers -= s.offset
-        summed = bool((np.abs(answers.sum(axis=1)) <= s.tolerance).all())
-        return answers[:, : plan.shape.outputs], inside and summed
+        known = answers[samples:] if s.blanks else answers.sum(axis=1)
+        right = bool((np.abs(known) <= s.tolerance).all())
+        return answers[:samples, : plan.shape.outputs], inside and right
 
     def make_keys(self, key: Key, plan: Plan) -> tuple[Words, ...]:
         """A public key, its second half as a seed."""
@@ -244,7 +248,7 @@ class LiftLayout(Layout):
         """The map with its weights rounded at random."""
         weights = lift_of(plan).weights(question_of(plan, model).reference)
         offset, setting = read_settings(plan, Settings).offset, setting_of(plan)
-        return LiftEvaluator(setting, *_checked(weights, offset, setting.scales), backend, kernel)
+        return LiftEvaluator(setting, *_checked(weights, offset, setting), backend, kernel)
 
 
 class LiftEvaluator(Evaluator):
@@ -288,10 +292,13 @@ def _choice(question: Question, found: Found, replies: Replies) -> Choice:
         offset=offset_of(question) * scales.stretch,
         tolerance=check_tolerance(found.noise),
         factor=scales.factor,
+        blanks=place.blanks,
     )
     own = msgspec.to_builtins(settings)
     if scales.factor is None:
         del own["factor"]
+    if not place.blanks:
+        del own["blanks"]
     private = scales.flood is not None
     return Choice(
         layout=LiftLayout.name,
@@ -317,15 +324,19 @@ def _forecast(place: Placement, chain: Chain, samples: int, bits: int, private: 
 def _noise(question: Question, plan: Plan) -> LiftNoise:
     setting, lift = setting_of(plan), lift_of(plan)
     place = setting.place
-    weights, _ = _checked(lift.weights(question.reference), read_settings(plan, Settings).offset, setting.scales)
+    weights, _ = _checked(lift.weights(question.reference), read_settings(plan, Settings).offset, setting)
     norms = Norms.of(weights, place.group)
-    confidence = lift_confidence(question.decisions, place.samples, place.rows)
+    confidence = lift_confidence(question.decisions, place)
     return LiftNoise(question.reference, lift, norms, place, setting.chain, setting.scales, confidence)
 
 
-def _checked(weights: Array, offset: float, scales: Scales) -> tuple[Array, float]:
-    """The map with its check, and the offset that is added after it: to a decision, whose score is multiplied first."""
-    return (with_check(weights, offset), 0.0) if scales.factor is None else (with_check(weights, 0.0), offset)
+def _checked(weights: Array, offset: float, setting: evaluation.Setting) -> tuple[Array, float]:
+    """The map with its check, and the offset that is added after it: to blanks, and to a decision.
+
+    A decision's score is multiplied first, so its offset is not part of the map.
+    """
+    decision = setting.scales.factor is not None
+    return with_check(weights, 0.0 if decision else offset, setting.place.rows), offset
 
 
 def _bytes_form(count: int) -> Form:

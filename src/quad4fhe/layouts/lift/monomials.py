@@ -118,6 +118,9 @@ class Placement:
     A sample's D monomials are cut into `inputs` blocks of `block` coefficients, one block a ciphertext. A reply holds
     `group` rows of the map: coefficient c * block of sum_j w_j m_j is row c where the weights of row c are
     X^(c block) sum_i w_i X^-i. Where all monomials fit into one ciphertext, `samples` of them lie group * block apart.
+
+    `blanks` coefficients after the last answer are read as well. No product of a weight with a monomial reaches them,
+    so the client knows what they are, and a wrong key shows. They are for maps of a single row.
     """
 
     ring: int
@@ -125,23 +128,34 @@ class Placement:
     rows: int
     group: int
     samples: int
+    blanks: int = 0
 
     @property
+    def places(self) -> int:
+        """Samples and blanks: how often a row of the map is read."""
+        return self.samples + self.blanks
+
+    @property
+    def roomy(self) -> bool:
+        """Whether the blanks are out of reach of all monomials; True where there are none."""
+        return not self.blanks or (self.rows == 1 and (self.samples + 1) * self.size + self.blanks - 1 <= self.ring)
+
+    @cached_property
     def block(self) -> int:
         """Coefficients of one block."""
         return self.size if self.group * self.size <= self.ring else self.ring // self.group
 
-    @property
+    @cached_property
     def inputs(self) -> int:
         """Ciphertexts of a request, J."""
         return -(-self.size // self.block)
 
-    @property
+    @cached_property
     def replies(self) -> int:
         """Ciphertexts of a reply, R."""
         return -(-self.rows // self.group)
 
-    @property
+    @cached_property
     def used(self) -> int:
         """Coefficients of the first polynomial that reach an answer: with one row a reply only those of monomials.
 
@@ -150,6 +164,8 @@ class Placement:
         """
         if self.group > 1:
             return self.window.size if self.windowed else self.inputs * self.ring
+        if self.blanks:
+            return (self.samples + 1) * self.size + self.blanks - 1
         return self.samples * self.size if self.inputs == 1 else self.size
 
     @property
@@ -157,12 +173,12 @@ class Placement:
         """Coefficients before the first answer that reach it, where a reply has several rows."""
         return (self.group - 1) * self.block
 
-    @property
+    @cached_property
     def windowed(self) -> bool:
         """Whether several rows share a reply and leave out some coefficients of a request."""
         return self.group > 1 and self.inputs == 1 and self.lead + self.samples * self.group * self.block <= self.ring
 
-    @property
+    @cached_property
     def window(self) -> IntArray:
         """The coefficients of a windowed request, in the order of their powers; those of negative powers come first."""
         return np.arange(-self.lead, self.samples * self.group * self.block, dtype=np.int64) % self.ring
@@ -170,12 +186,15 @@ class Placement:
     @property
     def reads(self) -> int:
         """Coefficients that are read from a reply, answers of empty places included."""
-        return self.samples * self.rows
+        return self.places * self.rows
 
+    @cached_property
     def positions(self) -> IntArray:
-        """The coefficients read from each reply: (samples, group)."""
-        s, c = np.arange(self.samples)[:, None], np.arange(self.group)[None, :]
-        return ((s * self.group + c) * self.block).astype(np.int64)
+        """The coefficients read from each reply: (places, group), those of blanks last."""
+        apart = self.group * self.block
+        end = self.samples * apart
+        starts = np.array([*range(0, end, apart), *range(end, end + self.blanks)], dtype=np.int64)
+        return starts[:, None] + np.arange(self.group, dtype=np.int64) * self.block
 
     def spread(self, values: Numbers) -> Numbers:
         """Monomials (samples, D) as coefficients of the request's polynomials, (J, N)."""
@@ -251,16 +270,17 @@ def fewest_replies(ring: int, size: int, rows: int) -> int:
     return max(1, min(rows, ring // size))
 
 
-def rows_of(outputs: int) -> int:
-    """Rows of the map that are evaluated: two at least, since their known sum tells a wrong key."""
-    return max(2, outputs)
+def rows_of(outputs: int, blanks: int) -> int:
+    """Rows of the map that are evaluated: without blanks two at least, since their known sum tells a wrong key."""
+    return outputs if blanks else max(2, outputs)
 
 
-def with_check(weights: Array, offset: float) -> Array:
+def with_check(weights: Array, offset: float, rows: int) -> Array:
     """M with `offset` added to every answer, so that the answers of a sample add up to `offset` times their number.
 
-    The rows of M add up to zero already; a model of one output gets a second row -M. The offset tells an empty reply.
+    The rows of M add up to zero already; a model of one output that has to have two `rows` gets a second row -M. The
+    offset tells an empty reply.
     """
-    out = np.concatenate([weights, -weights]) if len(weights) == 1 else weights.copy()
+    out = np.concatenate([weights, -weights]) if rows > len(weights) else weights.copy()
     out[:, 0] += offset
     return out

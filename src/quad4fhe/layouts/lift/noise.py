@@ -184,15 +184,17 @@ class LiftNoise:
         return out
 
 
-def lift_confidence(decisions: int, per_request: int, rows: int) -> Confidence:
-    """For every answer of every request: K - 1 rivals, K logits, and their sum, which the client checks."""
-    requests = max(1, -(-decisions // per_request))
-    return Confidence(float(requests * per_request) * (2 * rows + 1))
+def lift_confidence(decisions: int, place: Placement) -> Confidence:
+    """For every answer of every request: K - 1 rivals and K logits; and what the client checks, a sum or blanks."""
+    requests = max(1, -(-decisions // place.samples))
+    return Confidence(float(requests) * (place.samples * (2 * place.rows + 1) + place.blanks))
 
 
 def check_tolerance(noise: LiftNoise) -> float:
-    """What the sum of all rows of an honest reply, which is zero, moves at most."""
+    """What the sum of all rows of an honest reply, or a blank, moves at most from its known value."""
     scales, chain = noise.scales, noise.chain
+    if noise.place.blanks:
+        return noise.anywhere() + 1 / scales.out  # the offset of a blank is rounded
     if scales.factor is None:
         return noise.place.rows * noise.anywhere()
     # The second answer is minus the first, re-randomised: only that and switching are left.

@@ -48,6 +48,7 @@ from quad4fhe.planning.target import (
 Replies = Literal["private", "logits", "decisions", "plain"]
 REPLIES: tuple[Replies, ...] = ("private", "logits", "decisions", "plain")
 CHECKED = 2.0**-20  # the share of wrong keys that should pass the check of a reply
+BLANKS = 2  # each is one more number about the weights that a crafted request can ask for
 MOST_MONOMIALS = 2**20
 _PLAIN = (
     (2048, (50,)),
@@ -68,7 +69,7 @@ _INPUTS = 255  # ciphertexts whose products a compiled kernel adds up without a 
 
 def shown_bits(chain: Chain, place: Placement, flood: int) -> float:
     """What one ciphertext of a private reply can show of the server's u, in bits, to a client with a malformed key."""
-    return place.samples * place.group * max(0.0, math.log2(chain.modulus) - flood)
+    return place.places * place.group * max(0.0, math.log2(chain.modulus) - flood)
 
 
 def most_shown(chain: Chain) -> float:
@@ -85,9 +86,17 @@ def lift_chains(replies: Replies) -> Iterator[Chain]:
         yield Chain(ring, primes, special, replies != "plain")
 
 
-def placements(ring: int, size: int, outputs: int, samples: int) -> Iterator[Placement]:
-    """Ways to lay out the monomials in a ring: groups of rows, and several samples where they fit."""
-    rows = rows_of(outputs)
+def placements(ring: int, size: int, outputs: int, samples: int, *, blanks: bool = True) -> Iterator[Placement]:
+    """Ways to lay out the monomials in a ring: groups of rows, and several samples where they fit.
+
+    A single row is checked by blanks where the ring has room for them (and `blanks` allows it), else by a second row.
+    """
+    if blanks and outputs == 1 and Placement(ring, size, 1, 1, 1, BLANKS).roomy:
+        room = (ring - BLANKS + 1) // size - 1
+        for count in {min(room, most, samples) for most in (1, 2, 4, 8, room)}:
+            yield Placement(ring, size, 1, 1, count, BLANKS)
+        return
+    rows = rows_of(outputs, 0)
     most = fewest_replies(ring, size, rows)
     for group in range(1, most + 1) if size <= ring else range(1, min(rows, 4) + 1):
         room = max(1, ring // (group * size))
@@ -122,7 +131,9 @@ def search_lift(question: Question, replies: Replies) -> Found | None:
     candidates = [
         (lift_forecast(place, chain, question.samples, 40, REFERENCE, private=replies != "plain").seconds, chain, place)
         for chain in lift_chains(replies)
-        for place in placements(chain.ring, aim.lift.size, shape.outputs, 1 if alone else question.samples)
+        for place in placements(
+            chain.ring, aim.lift.size, shape.outputs, 1 if alone else question.samples, blanks=not alone
+        )
         if replies == "plain" or place.samples == 1 or shown_bits(chain, place, 0) <= most_shown(chain)
         if not alone or place.group == 1
     ]
@@ -166,9 +177,12 @@ class _Aim:
         return lift_over(self.question.box, self.question.reference.shift)
 
     @cached_property
-    def weights(self) -> Array:
+    def _map(self) -> Array:
+        return self.lift.weights(self.question.reference)
+
+    def weights(self, rows: int) -> Array:
         """The map with its check, (rows, D)."""
-        return with_check(self.lift.weights(self.question.reference), self.offset if self.stretch == 1 else 0.0)
+        return with_check(self._map, self.offset if self.stretch == 1 else 0.0, rows)
 
     @cached_property
     def points(self) -> Array:
@@ -196,19 +210,20 @@ class _Aim:
         return float(np.sqrt((lengths**2).mean())) if lengths.size else 1.0
 
     @cached_property
-    def _known(self) -> dict[int, Norms]:
+    def _known(self) -> dict[tuple[int, int], Norms]:
         return {}
 
     def noise(self, chain: Chain, place: Placement, scales: Scales) -> LiftNoise:
         """The noise of a candidate."""
-        confidence = lift_confidence(self.question.decisions, place.samples, place.rows)
+        confidence = lift_confidence(self.question.decisions, place)
         norms = self._norms(place)
         return LiftNoise(self.question.reference, self.lift, norms, place, chain, scales, confidence)
 
     def _norms(self, place: Placement) -> Norms:
-        if place.group not in self._known:
-            self._known[place.group] = Norms.of(self.weights, place.group)
-        return self._known[place.group]
+        kind = place.rows, place.group
+        if kind not in self._known:
+            self._known[kind] = Norms.of(self.weights(place.rows), place.group)
+        return self._known[kind]
 
     def met(self, noise: LiftNoise) -> bool:
         """Whether this noise should keep the decisions."""
@@ -233,7 +248,9 @@ def _filled(aim: _Aim, chain: Chain, place: Placement, scales: Scales, replies: 
     Where it can be had, a wrong key passes the check of a reply once in a million times only.
     """
     first = aim.noise(chain, place, scales)
-    most = max(CHECKED * aim.question.limits.logit * aim.stretch, 1.25 * check_tolerance(first))
+    # All blanks have to pass; half of that, so that an empty reply, off by the offset, does not.
+    share = CHECKED ** (1 / place.blanks) / 2 if place.blanks else CHECKED
+    most = max(share * aim.question.limits.logit * aim.stretch, 1.25 * check_tolerance(first))
 
     def met(changed: Scales) -> bool:
         noise = aim.noise(chain, place, changed)
@@ -250,8 +267,13 @@ def _filled(aim: _Aim, chain: Chain, place: Placement, scales: Scales, replies: 
 
 
 def _flooded(aim: _Aim, chain: Chain, place: Placement, scales: Scales, security: int, replies: Replies) -> Scales:
-    hidden = request_noise(aim.weights, place, scales.weights) if replies == "logits" else 0.0
+    hidden = _hidden(aim, place, scales, replies)
     return replace(scales, flood=flood_bits(zero_noise(chain) + hidden, security, place.reads))
+
+
+def _hidden(aim: _Aim, place: Placement, scales: Scales, replies: Replies) -> float:
+    """What flooding hides beyond the noise of an encryption of zero."""
+    return request_noise(aim.weights(place.rows), place, scales.weights) if replies == "logits" else 0.0
 
 
 def request_noise(weights: Array, place: Placement, scale: float) -> float:
@@ -263,7 +285,7 @@ def request_noise(weights: Array, place: Placement, scale: float) -> float:
 
 def _scales(aim: _Aim, chain: Chain, place: Placement, replies: Replies) -> Scales | None:
     """The scales of least noise that fill the chain, with the least flooding; None where nothing fits."""
-    lift, weights = aim.lift, aim.weights
+    lift, weights = aim.lift, aim.weights(place.rows)
     limit = aim.question.limits.logit * aim.stretch + aim.offset
     out = chain.modulus / (2 * GUARD * max(limit, SMALLEST_BOUND))
     factor = LARGEST_FACTOR if replies == "decisions" else None
@@ -301,7 +323,7 @@ def _judged(aim: _Aim, chain: Chain, place: Placement, scales: Scales, replies: 
     judged = verdict(question, question.reference, noise, slot_bound / aim.stretch * 2.0**-51)
     security = None
     if scales.flood is not None:
-        hidden = request_noise(aim.weights, place, scales.weights) if replies == "logits" else 0.0
+        hidden = _hidden(aim, place, scales, replies)
         security = flood_security(zero_noise(chain) + hidden, scales.flood, place.reads)
     return Found(chain, place, scales, security, noise, slot_bound, judged)
 

@@ -28,7 +28,7 @@ MOST = 64  # replies prepared for one client
 class Zeros:
     """One encryption of zero for each ciphertext of a reply.
 
-    Of the first halves only what is read, (samples, rows, primes); the second halves as coefficients (R, primes, N).
+    Of the first halves only what is read, (places, rows, primes); the second halves as coefficients (R, primes, N).
     """
 
     answers: Words
@@ -98,7 +98,7 @@ class ZeroPool:
         """One more ciphertext; those of a whole reply become ready together."""
         place = self._place
         whole = self._arithmetic.from_ntt(self._encrypt())
-        first = np.moveaxis(whole[0][:, place.positions()], 0, -1)  # (samples, group, primes)
+        first = np.moveaxis(whole[0][:, place.positions], 0, -1)  # (places, group, primes)
         self._begun.append((first, whole[1]))
         if len(self._begun) == place.replies:
             begun, self._begun = self._begun, []
