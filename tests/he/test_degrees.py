@@ -90,9 +90,8 @@ def test_folding_takes_one_function_from_all_logits_and_nothing_else() -> None:
 @pytest.mark.parametrize(("degree", "outputs"), [(2, 3), (3, 1), (4, 3), (8, 2)])
 def test_encrypted_decisions_are_the_model_s(degree: int, outputs: int) -> None:
     fit, X = fitted(degree, outputs=outputs)
-    made = plan(fit, samples=len(X), X=X)
+    made = plan(fit, samples=len(X), X=X, layout="batch")
     assert Plan.from_dict(made.to_dict()) == made
-    assert made.layout == "batch"
     client, server = Client(made), Server(fit, made)
     logits = client.decrypt(server.evaluate(client.encrypt(X)[0]))
     exact = fit.model.logits(X)
@@ -129,22 +128,21 @@ def test_units_that_share_a_row_are_multiplied_once() -> None:
 
 def test_the_simulator_runs_the_same_circuit() -> None:
     fit, X = fitted(4)
-    made = plan(fit, samples=len(X), X=X)
+    made = plan(fit, samples=len(X), X=X, layout="batch")
     logits = run(SimulatedClient(made), SimulatedServer(fit, made), X)
     exact = fit.model.logits(X)
     assert np.abs(logits - (exact - exact.mean(axis=1)[:, None])).max() <= made.error.logit * 1.5
 
 
-@pytest.mark.parametrize("layout", ["packed", "lift"])
-def test_layouts_of_degree_two_say_why_not(layout: str) -> None:
+def test_layout_packed_says_why_not() -> None:
     fit, X = fitted(3)
-    with pytest.raises(InputError, match=f"layout {layout} takes models of degree 2"):
-        plan(fit, samples=1, X=X, layout=layout)
+    with pytest.raises(InputError, match="layout packed takes models of degree 2"):
+        plan(fit, samples=1, X=X, layout="packed")
 
 
 def test_a_plan_of_another_degree_is_refused() -> None:
     fit, X = fitted(3)
-    made = plan(fit, samples=len(X), X=X).to_dict()
+    made = plan(fit, samples=len(X), X=X, layout="batch").to_dict()
     made["settings"]["degree"] = 4
     with pytest.raises(InputError):
         Server(fit, Plan.from_dict(made))
@@ -154,7 +152,7 @@ def test_a_reply_too_large_for_the_error_bound_is_rejected_by_name() -> None:
     """Degree 8 over a box 30 times as wide as the data: one sample would cost the others their precision."""
     fit, X = fitted(8, outputs=2)
     fit.box = 30 * fit.box
-    made = plan(fit, samples=len(X), X=X)
+    made = plan(fit, samples=len(X), X=X, layout="batch")
     limit = made.settings["trusted"]
     assert 16 * 0.99 * np.abs(fit.model.logits(X)).max() / 2 <= limit < made.domain.bound
     assert f"{limit:.4g}" in describe(made)
@@ -175,7 +173,7 @@ def test_a_reply_too_large_for_the_error_bound_is_rejected_by_name() -> None:
 def test_a_bound_over_the_box_needs_no_limit(degree: int) -> None:
     """With little room between calibration and box, the statement is for every sample of the box."""
     fit, X = fitted(degree)
-    made = plan(fit, samples=len(X), X=X)
+    made = plan(fit, samples=len(X), X=X, layout="batch")
     assert "trusted" not in made.settings
     corners = np.where(np.random.default_rng(0).random((64, X.shape[1])) < 0.5, *made.domain.box)
     client, server = Client(made), Server(fit, made)

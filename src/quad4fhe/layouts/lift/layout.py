@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -21,8 +21,9 @@ from quad4fhe.layouts.lift.arithmetic import MOST_BITS
 from quad4fhe.layouts.lift.costs import lift_forecast
 from quad4fhe.layouts.lift.decisions import LARGEST_FACTOR
 from quad4fhe.layouts.lift.evaluation import LiftServer
-from quad4fhe.layouts.lift.monomials import Lift, Placement, lift_over, monomial_count, rows_of, with_check
+from quad4fhe.layouts.lift.monomials import Lift, Placement, rows_of, with_check
 from quad4fhe.layouts.lift.noise import LiftNoise, Norms, Scales, check_tolerance, lift_confidence
+from quad4fhe.layouts.lift.powers import count_monomials, lift_of_degree, lift_question, weights_of
 from quad4fhe.layouts.lift.search import (
     BLANKS,
     MOST_MONOMIALS,
@@ -60,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `security` is the lambda of private replies. Every answer has `offset` added; the sum of a sample's answers is known
     by that, and `tolerance` is what an honest one is off by at most. `factor` is log2 of the largest random factor of
     decisions. With `blanks` the client checks so many coefficients that have no answer, instead of the sum.
+    `degree` is that of the model.
     """
 
     replies: Replies
@@ -74,13 +76,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: float
     factor: int | None = None
     blanks: int = 0
+    degree: Annotated[int, msgspec.Meta(ge=2, le=8)] = 2
 
 
 @lru_cache(maxsize=64)
 def setting_of(plan: Plan) -> evaluation.Setting:
     """What client and server share, from a plan."""
     s, shape = read_settings(plan, Settings), plan.shape
-    size = monomial_count(shape.features)
+    size = count_monomials(shape.features, s.degree)
     place = Placement(plan.chain.ring, size, rows_of(shape.outputs, s.blanks), s.group, plan.per_request, s.blanks)
     return evaluation.Setting(plan.chain, place, Scales(s.lift, s.grain, s.weights, s.bits, s.flood, s.factor))
 
@@ -88,7 +91,7 @@ def setting_of(plan: Plan) -> evaluation.Setting:
 @lru_cache(maxsize=64)
 def lift_of(plan: Plan) -> Lift:
     """The monomials over a plan's box."""
-    return lift_over(plan.domain.box, plan.shift)
+    return lift_of_degree(plan.domain.box, plan.shift, read_settings(plan, Settings).degree)
 
 
 class LiftLayout(Layout):
@@ -102,6 +105,7 @@ class LiftLayout(Layout):
     def search(self, question: Question) -> list[Choice]:
         """The cheapest ring, primes and grouping."""
         replies: Replies = next(r for r in REPLIES if r == (question.replies or REPLIES[0]))
+        question = lift_question(question)
         found = search_lift(question, replies)
         return [] if found is None else [_choice(question, found, replies)]
 
@@ -112,7 +116,7 @@ class LiftLayout(Layout):
     def check_settings(self, plan: Plan) -> None:
         """Groups, scales, and flooding that keeps its word."""
         s, chain, shape = read_settings(plan, Settings), plan.chain, plan.shape
-        size, rows = monomial_count(shape.features), rows_of(shape.outputs, s.blanks)
+        size, rows = count_monomials(shape.features, s.degree), rows_of(shape.outputs, s.blanks)
         if size > MOST_MONOMIALS or not 1 <= s.group <= rows:
             raise InputError(f"layout lift takes {MOST_MONOMIALS} monomials and groups of 1 to {rows}; plan again")
         if not 1 <= plan.per_request <= max(1, chain.ring // (s.group * size)):
@@ -154,7 +158,7 @@ class LiftLayout(Layout):
 
     def reply_bound(self, plan: Plan, model: PolynomialModel) -> float:
         """Of the answers alone: other coefficients have no meaning."""
-        question = question_of(plan, model)
+        question = lift_question(question_of(plan, model))
         noise = _noise(question, plan)
         if check_tolerance(noise) > read_settings(plan, Settings).tolerance * (1 + 1e-7):
             raise InputError("this plan's check would refuse honest replies; plan again")
@@ -187,7 +191,7 @@ class LiftLayout(Layout):
 
     def simulated(self, model: PolynomialModel, plan: Plan, rng: np.random.Generator) -> Callable[[Array], Array]:
         """Gaussian noise of the size that each logit has."""
-        noise = _noise(question_of(plan, model), plan)
+        noise = _noise(lift_question(question_of(plan, model)), plan)
         circuit = noise.circuit
 
         def logits(z: Array) -> Array:
@@ -246,7 +250,7 @@ class LiftLayout(Layout):
 
     def evaluator(self, model: PolynomialModel, plan: Plan, backend: Backend, kernel: KernelName) -> LiftEvaluator:
         """The map with its weights rounded at random."""
-        weights = lift_of(plan).weights(question_of(plan, model).reference)
+        weights = weights_of(lift_of(plan), lift_question(question_of(plan, model)).reference)
         offset, setting = read_settings(plan, Settings).offset, setting_of(plan)
         return LiftEvaluator(setting, *_checked(weights, offset, setting), backend, kernel)
 
@@ -293,12 +297,15 @@ def _choice(question: Question, found: Found, replies: Replies) -> Choice:
         tolerance=check_tolerance(found.noise),
         factor=scales.factor,
         blanks=place.blanks,
+        degree=question.model.degree,
     )
     own = msgspec.to_builtins(settings)
     if scales.factor is None:
         del own["factor"]
     if not place.blanks:
         del own["blanks"]
+    if settings.degree == 2:
+        del own["degree"]
     private = scales.flood is not None
     return Choice(
         layout=LiftLayout.name,
@@ -324,7 +331,7 @@ def _forecast(place: Placement, chain: Chain, samples: int, bits: int, private: 
 def _noise(question: Question, plan: Plan) -> LiftNoise:
     setting, lift = setting_of(plan), lift_of(plan)
     place = setting.place
-    weights, _ = _checked(lift.weights(question.reference), read_settings(plan, Settings).offset, setting)
+    weights, _ = _checked(weights_of(lift, question.reference), read_settings(plan, Settings).offset, setting)
     norms = Norms.of(weights, place.group)
     confidence = lift_confidence(question.decisions, place)
     return LiftNoise(question.reference, lift, norms, place, setting.chain, setting.scales, confidence)

@@ -157,7 +157,9 @@ class LiftNoise:
     def cheap(self, X: Array) -> Array:
         """What each logit moves at most at each point, (n, K)."""
         norms, lengths = self.norms.alone[: self.circuit.outputs], self.lift.norms(X)
-        lost = _CLIENT * float(evaluation_error(self.circuit, self.lift.reach[None]).max())
+        # A square loses little even at the worst corner of the box; a polynomial of higher degree would there.
+        reach = self.lift.reach[None] if self.circuit.a is None else np.abs(X - self.lift.shift)
+        lost = _CLIENT * evaluation_error(self.circuit, reach).max(axis=1, keepdims=True)
         return self._sum(self._variance(norms[None], lengths[:, None], 1), 1, lost)
 
     def alone(self, X: Array) -> Array:

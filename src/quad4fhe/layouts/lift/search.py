@@ -19,8 +19,6 @@ from quad4fhe.layouts.lift.monomials import (
     Lift,
     Placement,
     fewest_replies,
-    lift_over,
-    monomial_count,
     rows_of,
     with_check,
 )
@@ -31,6 +29,7 @@ from quad4fhe.layouts.lift.noise import (
     check_tolerance,
     lift_confidence,
 )
+from quad4fhe.layouts.lift.powers import count_monomials, lift_of_degree, weights_of
 from quad4fhe.planning.chains import Chain, largest_primes, smallest_prime
 from quad4fhe.planning.costs import REFERENCE
 from quad4fhe.planning.noise import BINOMIAL, Pair, box_points, deciding, evaluation_error, expected_changes
@@ -122,7 +121,7 @@ class Found:
 def search_lift(question: Question, replies: Replies) -> Found | None:
     """The cheapest way that keeps the decisions, or the most precise one; None if the model does not fit."""
     shape = question.shape
-    if question.reference.a is not None or monomial_count(shape.features) > MOST_MONOMIALS:
+    if count_monomials(shape.features, question.model.degree) > MOST_MONOMIALS:
         return None
     alone = replies == "decisions"
     if alone and shape.outputs > 2:
@@ -174,11 +173,11 @@ class _Aim:
     @cached_property
     def lift(self) -> Lift:
         """The monomials over the box."""
-        return lift_over(self.question.box, self.question.reference.shift)
+        return lift_of_degree(self.question.box, self.question.reference.shift, self.question.model.degree)
 
     @cached_property
     def _map(self) -> Array:
-        return self.lift.weights(self.question.reference)
+        return weights_of(self.lift, self.question.reference)
 
     def weights(self, rows: int) -> Array:
         """The map with its check, (rows, D)."""
@@ -342,17 +341,16 @@ def offset_of(question: Question) -> float:
 
 def why_not_lift(question: Question) -> str:
     """What keeps a model from this layout, and what to do instead."""
-    if (degree := question.model.degree) > 2:
-        return f"layout lift takes models of degree 2, and this one has degree {degree}; take layout='batch'"
     if question.replies == "decisions" and (K := question.shape.outputs) > 2:
         return (
             f"replies of decisions only are for two classes, and this model has {K}: for {K} classes a reply would "
             f"need a random factor and a ciphertext for each of {K * (K - 1) // 2} pairs; take replies='private'"
         )
-    count = monomial_count(question.shape.features)
+    degree = question.model.degree
+    count = count_monomials(question.shape.features, degree)
     if count > MOST_MONOMIALS:
         return (
-            f"{question.shape.features} features have {count} monomials, layout lift takes {MOST_MONOMIALS}; "
-            "take another layout"
+            f"{question.shape.features} features have {count} monomials of degree {degree} or less, layout lift takes "
+            f"{MOST_MONOMIALS}; take another layout"
         )
     return "the logits are too large over the box for layout lift; take another layout, or standardise the features"
