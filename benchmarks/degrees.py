@@ -1,4 +1,4 @@
-"""Agreement by degree beside the cost under encryption, ours and approximations of ReLU in the same circuit.
+r"""Agreement by degree beside the cost under encryption, ours and approximations of ReLU in the same circuit.
 
 Fits `unitwise` at several degrees to trained models, and takes least squares, Remez and OLA of the same degree as one
 polynomial for all units, rounded in the same way. Every model is planned (strict) and run on test samples through SEAL;
@@ -6,7 +6,12 @@ the server's time is a ratio to the plan of the degree-2 fit in the same file. W
 
     python benchmarks/degrees.py --models sst5 --degrees 2 3 4 8 --picture docs/assets/degrees.svg
 
-Models other than those of the data folder are read from --folder, as .npz with W1, b1, W2, b2, X_cal and X_test.
+Models other than those of the data folder are read from --folder, as .npz with W1, b1, W2, b2, X_cal and X_test. A
+model named RECIPE-SEED that is not there, such as stanford_cars_lite0-2027, is trained first, with width 256 by the
+recipe of the `reproduce` package; this needs torch. Agreement over five trainings, without encryption:
+
+    python benchmarks/degrees.py --models sst5-2026 sst5-2027 ... --methods unitwise --degrees 4 --samples 0 \
+        --folder models --out benchmarks/degrees_seeds.json
 """
 
 from __future__ import annotations
@@ -39,8 +44,27 @@ BASELINES = ("least squares", "remez", "ola")
 def load(name: str, folder: Path) -> tuple[MLP, Any, Any]:
     """A trained model with its calibration and test samples."""
     path = DATA / "models" / f"{name}.npz"
-    with np.load(path if path.exists() else folder / f"{name}.npz") as z:
+    if not path.exists():
+        path = folder / f"{name}.npz"
+    if not path.exists():
+        recipe_name, _, seed = name.rpartition("-")
+        train_model(recipe_name, int(seed), path)
+    with np.load(path) as z:
         return MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"], z["X_test"]
+
+
+def train_model(name: str, seed: int, path: Path) -> None:
+    """Train width 256 by a recipe, and keep it with its samples."""
+    from quad4fhe_reproduce.prepare import prepare
+    from quad4fhe_reproduce.recipes import recipe
+    from quad4fhe_reproduce.train import train
+
+    found = recipe(name)
+    parts = prepare(found, DATA, seed, pool=False)
+    mlp, _ = train(parts, found.training, 256, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {"W1": mlp.W1, "b1": mlp.b1, "W2": mlp.W2, "b2": mlp.b2, "X_cal": parts.X_cal, "X_test": parts.X_test}
+    np.savez(path, **arrays)
 
 
 def approximation(name: str, degree: int, mlp: MLP, X: Any) -> PolynomialModel:

@@ -17,6 +17,7 @@ from scipy.optimize import linprog
 
 from quad4fhe import MLP, Fit, fit, plan, verify
 from quad4fhe._arrays import Array
+from quad4fhe._progress import silent
 from quad4fhe.errors import CertificateError, InputError, TargetNotReachedError
 from quad4fhe.fitting import degrees
 from quad4fhe.fitting.degrees.basis import Basis
@@ -24,6 +25,7 @@ from quad4fhe.fitting.degrees.copies import Copies
 from quad4fhe.fitting.degrees.hulls import Apart, Hull, Meet, closest
 from quad4fhe.fitting.degrees.multiclass import PairLift
 from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
+from quad4fhe.fitting.degrees.selection import DegreeSelection
 from quad4fhe.fitting.pairwise import PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.evidence import Evidence, check_evidence
@@ -190,6 +192,20 @@ def test_degree_two_is_what_it_was() -> None:
     assert plain.model.sha256 == asked.model.sha256
     assert isinstance(plain.model, QuadraticModel)
     assert "degree" not in plain.to_dict()
+
+
+@pytest.mark.parametrize(("rows", "made"), [(500, 3000), (3000, 9000), (15000, 15000), (25000, 0)])
+def test_sets_of_some_thousand_rows_are_filled_up(rows: int, made: int) -> None:
+    mlp = network(units=4, outputs=3)
+    X = np.random.default_rng(5).standard_normal((rows, 5))
+    decided = mlp.decide(X)
+    selection = DegreeSelection(mlp, X, decided, 3, pooled=False, seed=1, budget=2**28, progress=silent)
+    pool = selection._pool
+    assert (pool.real, pool.features.samples) == (rows, rows + made)
+    assert (pool.features.X[:rows] == X).all()
+    assert (pool.decided == mlp.decide(pool.features.X)).all()
+    assert pool.weights()[0, :rows].sum() == pytest.approx(0.5 if made else 1.0, rel=1e-3)
+    assert selection._part.blends == pool.blends  # judged as it is fitted
 
 
 def test_higher_degrees_keep_more() -> None:

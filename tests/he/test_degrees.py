@@ -117,7 +117,7 @@ def test_units_that_share_a_row_are_multiplied_once() -> None:
     subject = SimpleNamespace(
         model=made, box=np.stack([X.min(axis=0), X.max(axis=0)]), margins=logits[:, -1] - logits[:, -2]
     )
-    planned = plan(subject, samples=len(X), X=X)
+    planned = plan(subject, samples=len(X), X=X, layout="batch")
     assert planned.settings["hidden"] == one.units
     client, server = Client(planned), Server(subject, planned)
     found = client.decrypt(server.evaluate(client.encrypt(X)[0]))

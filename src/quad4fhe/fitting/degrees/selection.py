@@ -18,13 +18,24 @@ from quad4fhe._progress import Progress
 from quad4fhe.fitting.degrees.basis import Basis
 from quad4fhe.fitting.families import FAMILIES
 from quad4fhe.fitting.families.base import LearnedFamily, Parametrisation
-from quad4fhe.fitting.families.features import FOLDS, Pool, Single, Standardised, stratified_folds, stratified_rows
+from quad4fhe.fitting.families.features import (
+    FOLDS,
+    Pool,
+    Single,
+    Standardised,
+    blends_for,
+    stratified_folds,
+    stratified_rows,
+)
 from quad4fhe.fitting.families.selection import CV_ROWS, STRENGTHS, Judged, Selection
 from quad4fhe.mlp import MLP
 
 _BASIS_ROWS = 20_000
 _WORK = 2e9  # multiply-adds of one pass over the folds; many classes are judged on fewer folds and rows
 _FEWEST_ROWS = 2_000
+# Real and made rows together, and made rows per real row: a unit has more coefficients than at degree 2, so sets of
+# some thousand rows are filled up too.
+_FILL, _BLENDS = 40_000, 3
 
 
 class DegreeSelection(Selection):
@@ -49,7 +60,8 @@ class DegreeSelection(Selection):
             rows = stratified_rows(decided, _BASIS_ROWS, seed)
         self.basis = Basis.of(mlp, X[rows], degree, pooled=pooled)
         self._features = Standardised(mlp, X, budget, self.basis)
-        self._pool = Pool.of(mlp, X, stratified_folds(decided, seed), self._features, seed)
+        self._blends = max(blends_for(len(X)), blends_for(len(X), _FILL, _BLENDS))
+        self._pool = Pool.of(mlp, X, stratified_folds(decided, seed), self._features, seed, self._blends)
         self._part = self._some(X, decided, seed)
         weights = self._part.fold_weights()
         self._fold_priors = [self._least_squares(self._part.features, weight) for weight in weights]
@@ -65,7 +77,7 @@ class DegreeSelection(Selection):
         if len(X) > wanted:
             rows = stratified_rows(decided, wanted, seed)
             fold = stratified_folds(decided[rows], seed)
-            part = Pool.of(self.mlp, X[rows], fold, self._features.take(rows), seed)
+            part = Pool.of(self.mlp, X[rows], fold, self._features.take(rows), seed, self._blends)
         return replace(part, folds=folds)
 
     def point(self, family: str) -> tuple[Array, Array]:

@@ -177,10 +177,21 @@ class Pool:
     folds: int = FOLDS
 
     @classmethod
-    def of(cls, mlp: MLP, X: NDArray[Any], fold: IntArray, features: Standardised, seed: int) -> Pool:
-        """Fill up the rows X (n, d) of the folds (n,); `features` are those of X."""
+    def of(
+        cls,
+        mlp: MLP,
+        X: NDArray[Any],
+        fold: IntArray,
+        features: Standardised,
+        seed: int,
+        blends: int | None = None,
+    ) -> Pool:
+        """Fill up the rows X (n, d) of the folds (n,); `features` are those of X.
+
+        `blends` is the number of made rows per real row; by default what `blends_for` says.
+        """
         n = X.shape[0]
-        blends = min(_BLENDS, _FILL // n - 1)
+        blends = blends_for(n) if blends is None else blends
         if blends > 0:
             made = [_blend(np.asarray(X, dtype=np.float64), fold, seed + k) for k in range(blends)]
             X = np.vstack([X, *made])
@@ -224,6 +235,11 @@ class Pool:
             own = logits[np.minimum(self.fold[rows], self.folds - 1), :, np.arange(chunk.shape[0])]
             kept[rows] = decide(own.astype(np.float64)) == self.decided[rows]
         return kept.reshape(-1, self.real)[:, self.fold[: self.real] < self.folds]
+
+
+def blends_for(rows: int, fill: int = _FILL, most: int = _BLENDS) -> int:
+    """Made rows per real row: at most `most`, and real and made rows together at most `fill`."""
+    return max(0, min(most, fill // rows - 1))
 
 
 def stratified_folds(decided: IntArray, seed: int) -> IntArray:
