@@ -125,3 +125,12 @@ def test_the_page_shows_decisions_whose_scores_the_server_hides(
     made = plan(found, samples=1, layout="lift", replies="decisions")
     only = "those of the Python client|made under another key|decisions only"
     _in_the_browser(found, made, _inside(found, X_test, 60), tmp_path, only)
+
+
+@needs_node
+@needs_chromium
+def test_the_page_asks_a_cubic_in_layout_lift(trained: Callable[[str], Trained], tmp_path: Path) -> None:
+    data = trained("shuttle")
+    found = fit(data.mlp, data.X_cal[:1000], degree=3, family="shared")
+    made = plan(found, samples=1, layout="lift")
+    _in_the_browser(found, made, _inside(found, data.X_test, 20), tmp_path, "those of the Python client")

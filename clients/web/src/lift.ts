@@ -1,5 +1,5 @@
 /**
- * Layout lift: the client encrypts the monomials (1, u_i, u_i u_j) of a sample, the server applies one linear map.
+ * Layout lift: the client encrypts the monomials (1, u_i, u_i u_j, ...) of a sample, the server applies one linear map.
  *
  * As `quad4fhe.layouts.lift`: requests are a public seed and packed residues, replies are packed numbers modulo 2^bits.
  */
@@ -26,6 +26,7 @@ interface Setting {
   readonly private: boolean;
   readonly offset: number;
   readonly tolerance: number;
+  readonly degree: number;
   readonly size: number;
   readonly rows: number;
   readonly block: number;
@@ -42,7 +43,8 @@ interface Setting {
 /** The plan's settings, and where monomials and answers lie. */
 function settingOf(plan: Plan): Setting {
   const s = plan.settings;
-  const size = ((plan.features + 1) * (plan.features + 2)) / 2;
+  const degree = planWhole(s["degree"] ?? 2, 2, 8, "degree");
+  const size = countMonomials(plan.features, degree);
   const blanks = planWhole(s["blanks"] ?? 0, 0, 2, "check");
   const rows = blanks > 0 ? plan.outputs : Math.max(2, plan.outputs);
   const group = planWhole(s["group"], 1, rows, "group");
@@ -63,7 +65,7 @@ function settingOf(plan: Plan): Setting {
     private: s["replies"] !== "plain",
     offset: planNumber(s["offset"], "offset"),
     tolerance: planNumber(s["tolerance"], "tolerance"),
-    size, rows, block, inputs, used, lead, windowed, blanks,
+    degree, size, rows, block, inputs, used, lead, windowed, blanks,
     replies: Math.ceil(rows / group),
   };
 }
@@ -94,7 +96,7 @@ export const lift: Layout = {
     if (s.size > MOST_MONOMIALS) return "it has too many monomials";
     if (plan.perRequest > Math.max(1, Math.floor(plan.chain.ring / (s.group * s.size)))) return "its samples do not fit its ring";
     if (s.blanks > 0 && (s.rows !== 1 || s.used > plan.chain.ring)) return "its check has no room in its ring";
-    const largest = Math.max(1, ...rootsOf(plan).map((root, i) => (reachOf(plan, i) / root) ** 2));
+    const largest = Math.max(1, ...rootsOf(plan).map((root, i) => reachOf(plan, i) / root)) ** s.degree;
     if (s.grain > s.lift || s.grain + Math.log2(largest) > 62) return "its scales can't be right";
     if (!(s.weights > 2 ** -200 && s.weights < 2 ** 200 && s.tolerance > 0 && s.offset >= 0)) return "its scales can't be right";
     if (s.private && !(planNumber(plan.settings["security"], "security") >= LEAST_SECURITY)) return "its private replies are not private";
@@ -169,7 +171,7 @@ function spread(samples: readonly Float64Array[], plan: Plan, s: Setting): bigin
   const factor = 1n << BigInt(s.lift - s.grain);
   for (let n = 0; n < plan.perRequest; n++) {
     // An empty place holds the sample 0.
-    const values = monomials(samples[n] ?? new Float64Array(plan.features), roots);
+    const values = monomials(samples[n] ?? new Float64Array(plan.features), roots, s.degree);
     const dither = cryptographic(s.size);
     for (let i = 0; i < s.size; i++) {
       const whole = BigInt(Math.floor(values[i]! * 2 ** s.grain + dither[i]!)) * factor;
@@ -180,13 +182,28 @@ function spread(samples: readonly Float64Array[], plan: Plan, s: Setting): bigin
   return out;
 }
 
-/** z = (1, u_i, u_i u_j for i <= j) of a shifted sample, row by row. */
-export function monomials(sample: Float64Array, roots: readonly number[]): Float64Array {
-  const d = sample.length;
-  const out = new Float64Array(((d + 1) * (d + 2)) / 2);
+/** The number of monomials of this degree or less. */
+export function countMonomials(features: number, degree: number): number {
+  let count = 1;
+  for (let k = 1; k <= degree; k++) count = (count * (features + k)) / k; // a binomial coefficient after every step
+  return count;
+}
+
+/** z = (1, u_i, u_i u_j for i <= j, ...) of a shifted sample, degree by degree. */
+export function monomials(sample: Float64Array, roots: readonly number[], degree = 2): Float64Array {
+  const u = sample.map((value, i) => value / roots[i]!);
+  const out = new Float64Array(countMonomials(u.length, degree));
+  const last = new Uint32Array(out.length); // the largest feature in each monomial
   out[0] = 1;
-  for (let i = 0; i < d; i++) out[i + 1] = sample[i]! / roots[i]!;
-  for (let i = 0, at = d + 1; i < d; i++) for (let j = i; j < d; j++) out[at++] = out[i + 1]! * out[j + 1]!;
+  for (let k = 0, from = 0, at = 1; k < degree; k++) {
+    const to = at;
+    for (; from < to; from++) {
+      for (let j = last[from]!; j < u.length; j++, at++) {
+        out[at] = out[from]! * u[j]!;
+        last[at] = j;
+      }
+    }
+  }
   return out;
 }
 

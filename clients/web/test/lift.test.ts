@@ -43,6 +43,8 @@ test("masks are below their primes and depend on every part of their name", () =
 
 test("monomials are one, the features, and their products row by row", () => {
   assert.deepEqual([...monomials(Float64Array.of(2, 6), [1, 2])], [1, 2, 3, 4, 6, 9]);
+  assert.deepEqual([...monomials(Float64Array.of(2, 6), [1, 2], 3)], [1, 2, 3, 4, 6, 9, 8, 12, 18, 27]);
+  assert.equal(monomials(new Float64Array(9), new Array(9).fill(1), 4).length, 715);
 });
 
 test("whole numbers beyond 2^53 keep every digit", () => {
