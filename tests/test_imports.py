@@ -19,7 +19,7 @@ FLOORS = [
     {"workers"},
     {"activations", "feature_part"},
     {"mlp", "deep", "graph_mlp", "raw", "importers"},
-    {"polynomial", "regime", "exporters"},
+    {"polynomial", "regime", "_forecast", "exporters"},
     {"calibration"},
     {"proof"},
     {"fitting"},

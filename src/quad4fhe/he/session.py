@@ -184,11 +184,22 @@ class Server:
     """The side that holds the model: answers requests and sees only ciphertexts.
 
     Every array is checked (type, shape, each residue below its prime) before use. Unless the layout makes them private,
-    replies are not re-randomised: from enough of them a client can solve for the weights. Several servers can share
-    `keys`, a cache that limits the evaluation keys in memory; by default each server keeps all of its own. Pass
-    `checked` only if a server was made of the same plan file before: then the check that no logit overflows, which
-    takes longer than the rest, is not repeated. `backend` is the library that
-    computes, or its name.
+    replies are not re-randomised: from enough of them a client can solve for the weights.
+
+    Parameters
+    ----------
+    fit
+        The fit, or anything else with a polynomial `model`.
+    plan
+        Every encryption parameter, from `plan`.
+    kernel
+        How residues are multiplied; "auto" takes compiled loops where numba is installed.
+    keys
+        A cache of evaluation keys that several servers can share; by default each server keeps all of its own.
+    backend
+        The library that computes on ciphertexts, or its name.
+    checked
+        True if a server was made of the same plan before: then the check that no logit overflows is not repeated.
     """
 
     def __init__(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quad4fhe._forecast import use_forecast
 from quad4fhe._registry import Registry
-from quad4fhe.fitting.degrees import use_forecast
 from quad4fhe.planning import use_layouts
 
 if TYPE_CHECKING:

@@ -1,35 +1,6 @@
-"""Degrees above two: bases, rounding, hulls in R^p, and how a degree is fitted and chosen.
-
-`quad4fhe.layouts` registers here what a model costs under encryption, as it does for plans in `quad4fhe.planning`.
-"""
+"""Degrees above two: bases, rounding, hulls in R^p, and how a degree is fitted and chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from quad4fhe._arrays import Array
-    from quad4fhe.polynomial import PolynomialModel
-
-    ServerSeconds = Callable[[PolynomialModel, Array, Any, Array], float]
-
 DEGREES = (2, 3, 4, 6, 8)
 """The degrees that a fit may have."""
-
-_forecast: list[ServerSeconds] = []
-
-
-def use_forecast(forecast: ServerSeconds) -> None:
-    """Let fits compare degrees by this function; see `server_seconds`."""
-    _forecast[:] = [forecast]
-
-
-def server_seconds(model: PolynomialModel, box: Array, X: Any, margins: Array) -> float:
-    """Server time of a sample among many, strict; infinite if no plan fits.
-
-    `box` (2, d) is the calibration range, `margins` (n,) are those of the model at X (n, d).
-    """
-    if not _forecast:
-        raise AssertionError("no forecast is registered: import quad4fhe.layouts")
-    return _forecast[0](model, box, X, margins)

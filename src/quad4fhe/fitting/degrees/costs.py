@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quad4fhe._arrays import Array
-from quad4fhe.fitting.degrees import server_seconds
+from quad4fhe._forecast import server_seconds
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 
