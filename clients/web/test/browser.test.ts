@@ -392,7 +392,7 @@ test("the page as one file asks for the token of its server, and keeps what was 
   const fill = async () => {
     for (const [i, value] of spec.rows[0]!.entries()) await page.fill(`#value-${i}`, String(value));
   };
-  await page.waitForSelector("html[data-ready=yes], #access:not([hidden])", { state: "attached", timeout: 60_000 });
+  await page.waitForSelector("html[data-ready=yes], #access:not([hidden])", { state: "attached" });
   const early = await page.isVisible("#token"); // where keys are sent first
   if (!early) {
     await fill();

@@ -3,10 +3,13 @@ import { type Browser, type BrowserContext, chromium, type Page } from "playwrig
 
 const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
+/** Milliseconds; a busy machine may take long, and what never happens ends the test all the same. */
+export const PATIENCE = 120_000;
+
 let browser: Browser | undefined;
 
 export async function launch(executablePath: string): Promise<void> {
-  browser = await chromium.launch({ executablePath, args: FLAGS });
+  browser = await chromium.launch({ executablePath, args: FLAGS, timeout: PATIENCE });
 }
 
 export async function close(): Promise<void> {
@@ -23,6 +26,7 @@ export interface Visit {
 /** Open the page; everything it complains of and every request it makes is recorded. */
 export async function visit(address: string, prepare: (page: Page) => Promise<void> = async () => {}, more = {}): Promise<Visit> {
   const context = await browser!.newContext({ viewport: { width: 1280, height: 900 }, ...more });
+  context.setDefaultTimeout(PATIENCE);
   const page = await context.newPage();
   const [complaints, asked]: [string[], string[]] = [[], []];
   page.on("console", (message) => ["error", "warning"].includes(message.type()) && complaints.push(message.text()));
@@ -33,11 +37,11 @@ export async function visit(address: string, prepare: (page: Page) => Promise<vo
   return { context, page, complaints, asked };
 }
 
-export const ready = (page: Page) => page.waitForSelector("html[data-ready=yes]", { timeout: 60_000 });
+export const ready = (page: Page) => page.waitForSelector("html[data-ready=yes]", { timeout: PATIENCE });
 
 export async function answered(page: Page): Promise<{ verdict: string; problem: string }> {
   await page.click("#ask");
-  await page.waitForFunction(() => !document.querySelector<HTMLElement>("#answer")!.hidden || !document.querySelector<HTMLElement>("#problem")!.hidden, null, { timeout: 120_000 });
+  await page.waitForFunction(() => !document.querySelector<HTMLElement>("#answer")!.hidden || !document.querySelector<HTMLElement>("#problem")!.hidden, null, { timeout: PATIENCE });
   const text = async (id: string) => ((await page.isVisible(id)) ? ((await page.textContent(id)) ?? "") : "");
   return { verdict: await text("#verdict"), problem: await text("#problem") };
 }
