@@ -245,7 +245,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     assert process.stderr is not None
     process.stderr.readline()  # the first line of progress: it is at work
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err.endswith("quad4fhe: interrupted\n")
     assert "Traceback" not in err

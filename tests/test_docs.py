@@ -127,7 +127,7 @@ class Reader:
         """End the servers; their exit codes."""
         for server in self.servers:
             server.terminate()
-        return [server.wait(timeout=60) for server in self.servers]
+        return [server.wait(timeout=300) for server in self.servers]
 
 
 def _listens(port: int) -> bool:

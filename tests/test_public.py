@@ -26,7 +26,7 @@ SOURCE = Path(quad4fhe.__file__).parent
 
 def alone(program: str) -> str:
     """What a fresh interpreter prints."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
     return done.stdout.strip()
 
 

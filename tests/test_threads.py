@@ -138,7 +138,7 @@ def test_the_command_line_starts_with_one_thread_unless_told_otherwise(
     )
     environment = {name: value for name, value in os.environ.items() if name not in _threads._CHOICES} | given
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout.strip() == str(wanted)
 

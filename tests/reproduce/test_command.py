@@ -20,7 +20,7 @@ def run(program: str, *words: str, path: Path | None = None) -> subprocess.Compl
     search = [*([] if path is None else [str(path)]), *filter(None, sys.path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(search)}
     command = [sys.executable, "-c", program, *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
 def package(folder: Path, code: str) -> Path:

@@ -146,7 +146,9 @@ def test_a_request_past_its_deadline_is_ended_with_its_worker(hasty, fitted) -> 
 
 
 def restarts(server: RunningServer) -> str:
-    return next(line for line in httpx.get(f"{server.url}/metrics").text.splitlines() if "restarts " in line)
+    return next(
+        line for line in httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines() if "restarts " in line
+    )
 
 
 def test_an_upload_that_ends_just_before_the_deadline_costs_no_worker(hasty, fitted) -> None:

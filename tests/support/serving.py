@@ -23,7 +23,7 @@ from quad4fhe import MLP, Fit, fit
 from quad4fhe.serve.client import Remote
 
 PROGRAM = "from quad4fhe.cli import entry_point; entry_point()"
-START_SECONDS = 90
+START_SECONDS = 300
 
 
 def small_fit(d: int, m: int, K: int, seed: int) -> Fit:
