@@ -50,7 +50,7 @@ def executed(stored: Any) -> Any:
         cells=[nbformat.from_dict({**cell}) for cell in stored.cells],
         metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
     )
-    NotebookClient(fresh, timeout=300, kernel_name="python3").execute()
+    NotebookClient(fresh, timeout=600, startup_timeout=300, kernel_name="python3").execute()
     for cell in fresh.cells:
         cell.metadata.pop("execution", None)
         if "outputs" in cell:

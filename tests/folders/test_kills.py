@@ -91,12 +91,13 @@ def test_killing_a_worker_loses_and_duplicates_nothing(
     fit, folder, reply = made
     if pool == "ray":
         request.getfixturevalue("ray_session")
-    others = set(_children(os.getpid()))
+    others = {*_children(os.getpid()), *_ray_workers()}  # pools of other tests, some of which may be ending
     killed = []
 
     def kill_one(what: str, done: int, total: int) -> None:
         if done == COPIES // 4 and not killed:
-            victims = _ray_workers() if pool == "ray" else sorted(set(_children(os.getpid())) - others)
+            own = _ray_workers() if pool == "ray" else _children(os.getpid())
+            victims = sorted(set(own) - others)
             os.kill(victims[-1], signal.SIGKILL)
             killed.append(victims[-1])
 
@@ -122,16 +123,21 @@ def test_killing_the_driver_and_running_again_loses_and_duplicates_nothing(
     replies = tmp_path / "replies"
     words = ["score", str(folder.parent / "fit.safetensors"), str(folder), str(replies), "--workers", "2", "--json"]
     command = [sys.executable, "-c", PROGRAM, *words, "--pool", pool]
-    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    # The journal, not the replies: with Ray it can lag several replies behind.
-    while (recorded := _recorded(replies)) < COPIES // 4 - 2 and driver.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    driver.kill()
-    driver.wait()
-    there, recorded = recorded, _recorded(replies)
-    assert COPIES // 4 - 2 <= recorded < COPIES, f"killed too late to show anything: {there} replies were recorded"
+    for _ in range(5):
+        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 300
+        # The journal, not the replies: with Ray it can lag several replies behind.
+        while _recorded(replies) < COPIES // 4 - 2 and driver.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        driver.kill()
+        driver.wait()
+        recorded = _recorded(replies)
+        assert recorded >= COPIES // 4 - 2
+        if recorded < COPIES:
+            break
+        shutil.rmtree(replies)  # this process slept too long: it was killed too late to show anything
+    assert recorded < COPIES
     times = {path.name: path.stat().st_mtime_ns for path in replies.glob("*.reply")}
 
     again = subprocess.run(

@@ -206,7 +206,7 @@ def test_a_worker_killed_in_the_middle_of_a_job_is_lost_and_the_job_not_tried_tw
             os.write(pipe, b"Q4FHE")
             task = Task(served, keys=str(tmp_path / "keys"), key_id="00" * 16)
             running = asyncio.create_task(pool.run(task, Place("x"), later))
-            while select.select([pipe], [], [], 0)[0]:  # nobody has read it yet
+            while select.select([pipe], [], [], 0)[0] and not running.done():  # nobody has read it yet
                 await asyncio.sleep(0.02)
             (worker,) = pool._alive
             os.kill(int(worker.name.split()[0]), signal.SIGKILL)

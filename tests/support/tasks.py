@@ -60,6 +60,13 @@ def _pid(seconds: float, memory: list[Any]) -> int:
     return os.getpid()
 
 
+def _wait_for(flag: str, memory: list[Any]) -> None:
+    """Wait until a file is there, but not forever."""
+    end = time.monotonic() + 60
+    while not Path(flag).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 def _raise(message: str, memory: list[Any]) -> None:
     raise InputError(message)
 
@@ -137,6 +144,7 @@ def _hijack(mark: str, memory: list[Any]) -> None:
 ACTIONS: dict[str, Callable[..., Any]] = {
     "square": _square,
     "pid": _pid,
+    "wait for": _wait_for,
     "raise": _raise,
     "stubborn": _stubborn,
     "missing": _missing,
