@@ -121,7 +121,17 @@ def report(
         Progress callback (what, done, total).
     """
     require_extra()
-    found = find(fit, X_cal, X_test, y_test, X_holdout, classes, options or Options(), source or Source(), progress)
+    found = find(
+        fit,
+        X_cal,
+        X_test,
+        y_test,
+        X_holdout=X_holdout,
+        classes=classes,
+        options=options,
+        source=source,
+        progress=progress,
+    )
     sections = {name: SECTIONS.get(name).find(found, progress) for name in SECTIONS.names()}
     progress("pictures", 0, 0)
     return Report(found, {name: section for name, section in sections.items() if section is not None})

@@ -149,15 +149,17 @@ class Findings:
 def find(
     fit: Fit,
     X_cal: ArrayLike,
-    X_test: ArrayLike | None,
-    y_test: ArrayLike | None,
-    X_holdout: ArrayLike | None,
-    classes: Sequence[str] | None,
-    options: Options,
-    source: Source,
-    progress: Progress,
+    X_test: ArrayLike | None = None,
+    y_test: ArrayLike | None = None,
+    *,
+    X_holdout: ArrayLike | None = None,
+    classes: Sequence[str] | None = None,
+    options: Options | None = None,
+    source: Source | None = None,
+    progress: Progress = silent,
 ) -> Findings:
-    """Check the certificate of `fit` on X_cal (n, d), then ask both models about every sample; see `report`."""
+    """Check the certificate of `fit` on X_cal (n, d), then ask both models about every sample."""
+    options = options or Options()
     if options.ladder not in get_args(Extent):
         raise InputError(f"ladder is {options.ladder!r}, wanted one of {', '.join(map(repr, get_args(Extent)))}")
     if options.samples < 1:
@@ -178,7 +180,7 @@ def find(
     progress("decisions of both models", 0, 0)
     calibration = measure(fit, X, "X_cal", progress=progress)
     test = None if unseen is None else measure(fit, unseen, "X_test", labels, progress)
-    return Findings(fit, verified, names, X, unseen, calibration, test, options, source)
+    return Findings(fit, verified, names, X, unseen, calibration, test, options, source or Source())
 
 
 def measure(
