@@ -143,11 +143,12 @@ class Circuit:
 
     def taylor(self, y: Array) -> Array:
         """The Taylor coefficients g, g', g''/2, ... at pre-activations (n, m), shape (p + 1, n, m)."""
-        a = np.array([np.zeros(self.units), np.ones(self.units)]) if self.a is None else self.a
-        out = np.empty((len(a) + 1, *y.shape))
-        out[0], out[1:] = 0.0, a[:, None, :]
-        for i in range(len(a)):  # repeated synthetic division by (u - y)
-            for k in range(len(a) - 1, i - 1, -1):
+        if self.a is None:
+            return np.stack([y * y, y + y, np.ones_like(y)])
+        out = np.empty((len(self.a) + 1, *y.shape))
+        out[0], out[1:] = 0.0, self.a[:, None, :]
+        for i in range(len(self.a)):  # repeated synthetic division by (u - y)
+            for k in range(len(self.a) - 1, i - 1, -1):
                 out[k] += y * out[k + 1]
         return out
 

@@ -153,14 +153,14 @@ def differences(matrix: Array, pair: Pair) -> Array:
     return out
 
 
-def gradient_of(circuit: Circuit, X: Array, pair: Pair) -> tuple[Array, Array]:
-    """The gradient of the difference of two logits at each point, (n, d), and its row of V, (n, m)."""
+def gradient_of(circuit: Circuit, X: Array, pair: Pair) -> tuple[Array, Array, Array]:
+    """The gradient of the difference of two logits at each point, (n, d), its row of V, and y, both (n, m)."""
     y = (X - circuit.shift) @ circuit.W.T + circuit.t
     V = differences(circuit.V, pair)
     gradient = ((2.0 * V * y) if circuit.a is None else V * circuit.taylor(y)[1]) @ circuit.W
     if circuit.U is not None:
         gradient += differences(circuit.U, pair)
-    return gradient, V
+    return gradient, V, y
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,9 +182,8 @@ class Sensitivity:
         parts: list[list[Array]] = [[], [], []]
         for start in range(0, len(X), ROWS):
             rows = slice(start, start + ROWS)
-            gradient, V = gradient_of(circuit, X[rows], (pair[0][rows], pair[1][rows]))
+            gradient, V, y = gradient_of(circuit, X[rows], (pair[0][rows], pair[1][rows]))
             z = X[rows] - circuit.shift
-            y = z @ circuit.W.T + circuit.t
             parts[0].append((gradient * gradient).sum(axis=1))
             if circuit.a is not None:  # nothing is rounded
                 parts[1].append(np.zeros(len(z)))

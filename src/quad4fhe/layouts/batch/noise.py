@@ -48,7 +48,12 @@ class BatchNoise:
 
     def deviation(self, X: Array, pair: Pair) -> Array:
         """The deviation of the difference of two logits at each point."""
-        return np.hypot(self._at(X, pair)[0], math.sqrt(self._sides) * self._flood[0])
+        out = np.empty(len(X))
+        for start in range(0, len(X), ROWS):
+            rows = slice(start, start + ROWS)
+            gradient, _, _ = gradient_of(self.circuit, X[rows], (pair[0][rows], pair[1][rows]))
+            out[rows] = self.sigma * np.linalg.norm(gradient, axis=1)
+        return np.hypot(out, math.sqrt(self._sides) * self._flood[0])
 
     @property
     def _sides(self) -> int:
@@ -121,8 +126,7 @@ class BatchNoise:
         deviation, rest, drift = np.empty(len(X)), np.empty(len(X)), np.empty(len(X))
         for start in range(0, len(X), ROWS):
             rows = slice(start, start + ROWS)
-            gradient, V = gradient_of(circuit, X[rows], (pair[0][rows], pair[1][rows]))
-            y = (X[rows] - circuit.shift) @ circuit.W.T + circuit.t
+            gradient, V, y = gradient_of(circuit, X[rows], (pair[0][rows], pair[1][rows]))
             deviation[rows] = self.sigma * np.linalg.norm(gradient, axis=1)
             rest[rows] = np.einsum("nj,nj->n", np.abs(V), self._rest(np.abs(circuit.taylor(y))))
             drift[rows] = self._lost * (np.abs(gradient) @ self.reach)
