@@ -24,11 +24,7 @@ def tables(document: dict[str, Any]) -> str:
             continue
         found = document["networks"][name]
         rows = [row for row in found["results"] if "server" in row]
-        commit = found["machine"]["commit"]
-        parts.append(
-            f"**{title}, {found['shape']}** ({found['date']}, commit {commit}, load {found['load']:.0f}), "
-            "one question (ms):\n"
-        )
+        parts.append(f"**{title}, {found['shape']}**, one question (ms):\n")
         parts.append(_one([row for row in rows if row["per_request"] == 1]))
         if any(row["per_request"] > 1 for row in rows):
             parts.append("Many questions (µs per sample):\n")
@@ -36,7 +32,19 @@ def tables(document: dict[str, Any]) -> str:
         failed = [f"{row['peer']}, {_form(row)}: {row['skipped']}" for row in found["results"] if "skipped" in row]
         if failed:
             parts.append("Without a result: " + "; ".join(failed) + ".\n")
+        parts.append(_runs(rows))
     return "\n".join(parts)
+
+
+def _runs(rows: list[dict[str, Any]]) -> str:
+    """When and at which commit each tool was run, and the load of the machine."""
+    runs: dict[str, list[str]] = {}
+    for row in rows:
+        load = "" if row["load"] is None else f", load {row['load']:.0f}"
+        tools = runs.setdefault(f"{row['date']} at commit {row['commit']}{load}", [])
+        if row["peer"] not in tools:
+            tools.append(row["peer"])
+    return "Run " + "; ".join(f"{when}: {', '.join(tools)}" for when, tools in runs.items()) + ".\n"
 
 
 def _one(rows: list[dict[str, Any]]) -> str:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import peer_tables
 
 BENCHMARKS = Path(evidence.__file__).parent
+ROOT = BENCHMARKS.parent
 
 
 def committed(name: str) -> Any:
@@ -24,3 +26,24 @@ def test_every_peer_has_a_result_or_a_reason() -> None:
     for network in committed("peers")["networks"].values():
         for row in network["results"]:
             assert ("server" in row) != bool(row.get("skipped"))
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def test_the_tables_of_other_tools_are_those_of_the_committed_results() -> None:
+    page = peer_tables.PAGE.read_text()
+    assert peer_tables.written(page, committed("peers")) == page
+
+
+def test_the_readme_says_of_five_seeds_what_the_results_say() -> None:
+    readme = (ROOT / "README.md").read_text().splitlines()
+    shown = {cells(line)[0]: cells(line)[2:] for line in readme if " ± " in line}
+    seeds = (ROOT / "results" / "RESULTS.md").read_text().split("\n## Five seeds\n")[1].split("\n## ")[0]
+    found = {cells(line)[0]: cells(line) for line in seeds.splitlines() if " ± " in line}
+    names = {"breast cancer": "BWC", "Diabetes": "Diabetes", "SST-5": "SST-5", "Shuttle": "Shuttle", "Otto": "Otto"}
+    assert set(shown) == set(names)
+    for name, values in shown.items():
+        assert values == [found[names[name]][column] for column in (4, 6, 8)]
+    assert [part.split("(")[0].split()[0] for part in found["BWC"][10].split(", ")] == ["hard", "rch", "rch", "rch"]
