@@ -47,3 +47,18 @@ def test_the_readme_says_of_five_seeds_what_the_results_say() -> None:
     for name, values in shown.items():
         assert values == [found[names[name]][column] for column in (4, 6, 8)]
     assert [part.split("(")[0].split()[0] for part in found["BWC"][10].split(", ")] == ["hard", "rch", "rch", "rch"]
+
+
+def test_the_readme_says_of_the_workload_what_the_committed_results_say() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    text = readme.split("**Other people's benchmark.**")[1].split("**Where others are better.**")[0]
+    networks = [network["sizes"] for network in committed("he_org")["networks"].values()]
+    for sizes in networks:
+        assert sum(size["changed"] for size in sizes.values()) == 0
+        assert sizes["medium"]["public_key_bytes"] == sizes["large"]["public_key_bytes"] == 0
+        assert f"{100 * sizes['large']['accuracy']:.2f}%" in text
+    single, large = ([sizes[name] for sizes in networks] for name in ("single", "large"))
+    assert f"{max(size['server_cpu_seconds'] for size in single):.2f} s of server CPU" in text
+    assert f"{max(size['cpu_seconds'] for size in large):.1f} s" in text
+    assert f"{large[0]['bytes_per_image'] / 1e3:.0f} kB per image" in text
+    assert f"{max(size['peak_bytes'] for sizes in networks for size in sizes.values()) / 2**20:.0f} MiB" in text
