@@ -151,6 +151,20 @@ def test_blanks_have_their_known_value(replies: str, samples: int) -> None:
     assert np.abs(off).max() < s.tolerance
 
 
+def test_blanks_under_wrong_keys_are_even_and_do_not_follow_each_other() -> None:
+    """So the chances to pass multiply. 2,000 wrong keys; each limit is more than six deviations away."""
+    fit, made = one_output("private")
+    client, server = connect(fit, made)
+    (data,) = server.evaluate(client.encrypt(fit.box[:1])[0]).chunks
+    rng = np.random.default_rng(6)
+    keys = rng.integers(-1, 2, (2000, made.chain.ring), dtype=np.int8)
+    blanks = np.array([lift_decrypt(setting_of(made), key, data.reshape(-1))[1:, 0] for key in keys])
+    edge = made.chain.modulus / 2 / setting_of(made).scales.out
+    assert (np.abs((np.abs(blanks) < edge / 2).mean(axis=0) - 0.5) < 0.07).all()
+    assert abs(np.corrcoef(blanks.T)[0, 1]) < 0.15
+    assert abs(np.corrcoef(np.abs(blanks.T))[0, 1]) < 0.15
+
+
 def test_blanks_are_flooded_as_answers_are() -> None:
     """Private replies to one request: what a blank shows of the weights differs each time, by the flooding."""
     fit, made = one_output("private")
