@@ -34,7 +34,7 @@ def joined(node: Node, flows: list[Flow], inputs: int) -> Flow:
         made = quotient(first, second)
     else:
         made = first + (second if node.op == "Add" else second * constant(-1.0) or second)
-    if made is None:
+    if made is None or (origins[0].complete and made.line is not None):
         raise node.refuse("joins two branches of the data")
     return _nonlinear(node, replace(flows[0], origin=origins[0]), made)
 
