@@ -98,8 +98,8 @@ def test_false_statements_are_refused_even_with_new_hashes() -> None:
         verify(forged(LOSSLESS, margin=2 * LOSSLESS.certificate.margin), None, LOSSLESS_X)
     with pytest.raises(CertificateError, match="tie on 0 rows, the certificate says 3"):
         verify(forged(LOSSLESS, ties=3), None, LOSSLESS_X)
-    with pytest.raises(CertificateError, match="format 2"):
-        verify(forged(LOSSLESS, format=2), None, LOSSLESS_X)
+    with pytest.raises(CertificateError, match="format 3"):
+        verify(forged(LOSSLESS, format=3), None, LOSSLESS_X)
 
 
 @pytest.mark.parametrize(
