@@ -26,6 +26,7 @@ interface Setting {
   readonly private: boolean;
   readonly offset: number;
   readonly tolerance: number;
+  /** The degree of the model, and the number of its monomials. */
   readonly degree: number;
   readonly size: number;
   readonly rows: number;
@@ -96,7 +97,7 @@ export const lift: Layout = {
     if (s.size > MOST_MONOMIALS) return "it has too many monomials";
     if (plan.perRequest > Math.max(1, Math.floor(plan.chain.ring / (s.group * s.size)))) return "its samples do not fit its ring";
     if (s.blanks > 0 && (s.rows !== 1 || s.used > plan.chain.ring)) return "its check has no room in its ring";
-    const largest = Math.max(1, ...rootsOf(plan).map((root, i) => reachOf(plan, i) / root)) ** s.degree;
+    const largest = Math.max(1, ...rootsOf(plan).map((root, i) => (reachOf(plan, i) / root) ** s.degree));
     if (s.grain > s.lift || s.grain + Math.log2(largest) > 62) return "its scales can't be right";
     if (!(s.weights > 2 ** -200 && s.weights < 2 ** 200 && s.tolerance > 0 && s.offset >= 0)) return "its scales can't be right";
     if (s.private && !(planNumber(plan.settings["security"], "security") >= LEAST_SECURITY)) return "its private replies are not private";
@@ -182,27 +183,29 @@ function spread(samples: readonly Float64Array[], plan: Plan, s: Setting): bigin
   return out;
 }
 
-/** The number of monomials of this degree or less. */
-export function countMonomials(features: number, degree: number): number {
+/** How many monomials of this degree or less there are: a binomial coefficient. */
+function countMonomials(features: number, degree: number): number {
   let count = 1;
-  for (let k = 1; k <= degree; k++) count = (count * (features + k)) / k; // a binomial coefficient after every step
+  for (let k = 1; k <= degree; k++) count = (count * (features + k)) / k; // a whole number after each step
   return count;
 }
 
-/** z = (1, u_i, u_i u_j for i <= j, ...) of a shifted sample, degree by degree. */
+/** z = (1, u_i, u_i u_j for i <= j, ...) of a shifted sample, by degree: each monomial times every feature from its last on. */
 export function monomials(sample: Float64Array, roots: readonly number[], degree = 2): Float64Array {
+  const d = sample.length;
   const u = sample.map((value, i) => value / roots[i]!);
-  const out = new Float64Array(countMonomials(u.length, degree));
-  const last = new Uint32Array(out.length); // the largest feature in each monomial
+  const out = new Float64Array(countMonomials(d, degree));
+  const last = new Uint32Array(out.length); // the last feature of each monomial
   out[0] = 1;
-  for (let k = 0, from = 0, at = 1; k < degree; k++) {
-    const to = at;
-    for (; from < to; from++) {
-      for (let j = last[from]!; j < u.length; j++, at++) {
-        out[at] = out[from]! * u[j]!;
-        last[at] = j;
+  for (let k = 1, first = 0, at = 1; k <= degree; k++) {
+    const end = at;
+    for (let parent = first; parent < end; parent++) {
+      for (let i = last[parent]!; i < d; i++) {
+        out[at] = out[parent]! * u[i]!;
+        last[at++] = i;
       }
     }
+    first = end;
   }
   return out;
 }

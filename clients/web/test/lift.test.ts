@@ -44,7 +44,12 @@ test("masks are below their primes and depend on every part of their name", () =
 test("monomials are one, the features, and their products row by row", () => {
   assert.deepEqual([...monomials(Float64Array.of(2, 6), [1, 2])], [1, 2, 3, 4, 6, 9]);
   assert.deepEqual([...monomials(Float64Array.of(2, 6), [1, 2], 3)], [1, 2, 3, 4, 6, 9, 8, 12, 18, 27]);
-  assert.equal(monomials(new Float64Array(9), new Array(9).fill(1), 4).length, 715);
+  // Every product of at most four of three features, each once: as numbers of primes they tell themselves apart.
+  const found = [...monomials(Float64Array.of(2, 3, 5), [1, 1, 1], 4)];
+  const wanted = new Set<number>();
+  for (let a = 0; a <= 4; a++) for (let b = 0; a + b <= 4; b++) for (let c = 0; a + b + c <= 4; c++) wanted.add(2 ** a * 3 ** b * 5 ** c);
+  assert.equal(found.length, 35);
+  assert.deepEqual(new Set(found), wanted);
 });
 
 test("whole numbers beyond 2^53 keep every digit", () => {
