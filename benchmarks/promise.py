@@ -60,6 +60,21 @@ def small(name: str, rows: int, units: int = 64, seed: int = 0) -> Case:
     return MLP.from_sklearn(network), Z[train], Z[rest]
 
 
+def memorised(rows: int = 400, seed: int = 0) -> Case:
+    """MNIST's fours and nines with labels drawn by lot, and a model that has learnt them by heart."""
+    from sklearn.neural_network import MLPClassifier
+
+    with np.load(DATA / "mnist.npz") as z:
+        X = z["X"][np.isin(z["y"], (4, 9))].astype(float)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(X))
+    train, rest = order[:rows], order[rows : rows + 5000]
+    spread = X[train].std(axis=0)
+    Z = np.clip((X - X[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0), -5, 5)
+    network = MLPClassifier((64,), max_iter=400, random_state=seed).fit(Z[train], rng.integers(0, 2, rows))
+    return MLP.from_sklearn(network), Z[train], Z[rest]
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "breast_cancer": lambda: small("breast_cancer", 114),
     "digits": lambda: small("digits", 600),
@@ -259,11 +274,13 @@ def until_alarm(found: Fit, watch: Watch, X: Any, refused: bool) -> float:
 
 
 def run_compression() -> dict[str, Any]:
-    """Hard fits of a breast-cancer model to rows it was not trained on; hostile: to rows it was trained on."""
+    """Hard fits to rows that the model was not trained on; hostile: to rows that it was trained on."""
     mlp, X_train, X = small("breast_cancer", 114, seed=1)
+    learnt, X_learnt, X_new = memorised()
     return {
         "fresh rows": compressions(mlp, X, X, 150),
         "hostile: training rows": compressions(mlp, X_train, X, 150),
+        "hostile: training rows, labels learnt by heart": compressions(learnt, X_learnt, X_new, 400),
     }
 
 
