@@ -6,7 +6,6 @@ import ast
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from quad4fhe import MLP, Fit, plan
 from quad4fhe.cli import main
 from quad4fhe.errors import InputError
 from quad4fhe.he import keys
-from support.serving import RunningServer
+from support.serving import RunningServer, free_port
 
 PAGE = Path(__file__).parents[1] / "docs" / "first_hour.md"
 FENCE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -93,9 +92,7 @@ class Newcomer:
     def __init__(self, server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
         self.server, self._capsys = server, capsys
         self._port = server.url.rpartition(":")[2]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._nowhere = str(free.getsockname()[1])
+        self._nowhere = str(free_port())
 
     def type(self, line: str) -> tuple[int, str]:
         line = line.replace(PORT, self._port).replace(NOWHERE, self._nowhere)

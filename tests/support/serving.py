@@ -84,13 +84,14 @@ class RunningServer:
             thread.start()
 
     def __enter__(self) -> RunningServer:
+        line = b""
         try:
             line = self._lines.get(timeout=START_SECONDS)
             self.document = json.loads(line)
             self.url = self.document["url"]
         except BaseException:
             self.stop(signal.SIGKILL)
-            raise AssertionError("the server did not start:\n" + "\n".join(self.log)) from None
+            raise AssertionError("the server did not start:\n" + "\n".join([line.decode(), *self.log])) from None
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:

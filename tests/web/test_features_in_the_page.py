@@ -102,7 +102,7 @@ def test_the_page_computes_features_and_decides_as_the_python_client_does(tmp_pa
         cases[name] = {
             "model": made.model_id,
             "table": "\n".join(",".join(line) for line in lines),
-            "secrets": [cell for row in rows[:3] for cell in row if len(cell) > 4],
+            "secrets": [cell for row in rows[:3] for cell in row if len(cell) > 5],
             "columns": columns,
             "decisions": decisions,
         }

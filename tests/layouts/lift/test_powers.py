@@ -156,12 +156,17 @@ def test_no_corner_of_the_box_overflows() -> None:
 def test_errors_have_the_forecast_size() -> None:
     fit, X = fit_of(3)
     made = plan(fit, samples=1, X=X, layout="lift", replies="plain")
-    client, server = connect(fit, made)
-    part = np.concatenate([X, X])
-    found = client.decrypt([server.evaluate(request) for request in client.encrypt(part)]) - wanted(fit, part)
-    simulated = run(SimulatedClient(made), SimulatedServer(fit, made), part) - wanted(fit, part)
-    assert 0.6 < found.std() / simulated.std() < 1.6
-    assert np.abs(found).max() < made.error.logit
+    part, exact = X[:60], wanted(fit, X[:60])
+    squares, simulated = [], []
+    for seed in range(10):  # a server rounds its weights once, and that is much of the error
+        client, server = connect(fit, made)
+        found = client.decrypt([server.evaluate(request) for request in client.encrypt(part)]) - exact
+        assert np.abs(found).max() < made.error.logit
+        squares.append((found**2).mean())
+        simulated.append(
+            ((run(SimulatedClient(made, seed), SimulatedServer(fit, made, seed), part) - exact) ** 2).mean()
+        )
+    assert 0.6 < np.sqrt(np.mean(squares) / np.mean(simulated)) < 1.6
 
 
 def test_a_reply_under_another_key_is_rejected() -> None:
