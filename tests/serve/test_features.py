@@ -148,12 +148,6 @@ def test_requests_in_a_folder_take_the_part_from_a_file(hosted: Any, tmp_path: P
     assert [int(each) for each in found] == fits["table"].predict(raw).tolist()
 
 
-def test_a_page_can_not_run_a_feature_part(hosted: Any, tmp_path: Path, capsys: Any) -> None:
-    _, _, folder = hosted
-    assert main(["serve", str(folder / "text.safetensors"), "--layout", "batch", "--port", "0", "--page"]) == 2
-    assert "can't run a model's feature part" in capsys.readouterr().err
-
-
 def test_a_client_encrypts_features_and_refuses_raw_inputs(hosted: Any) -> None:
     _, fits, _ = hosted
     made = fits["images"]
