@@ -163,15 +163,16 @@ class HttpClient:
             raise ServiceError(f"the server {problem} --token-file FILE")
         if status == 404 and "quad4fhe-keys" in response.headers:
             raise KeylessError(said)
-        if response.headers.get("quad4fhe-plan") == "unknown":
-            raise UnknownPlanError(said)
         if status == 409:
             raise TakenError(said)
+        refused = f"the server refused {method} {path.partition('?')[0]} ({status}): {said}"
+        if response.headers.get("quad4fhe-plan") == "unknown":
+            raise UnknownPlanError(refused)
         base = self._http.base_url
         if status == 404 and base.path.strip("/") and not self._answered_well:
             root = str(base.copy_with(path="/")).rstrip("/")
             raise ServiceError(f"nothing of a quad4fhe server is at {base} (404); try {root}")
-        raise ServiceError(f"the server refused {method} {path.partition('?')[0]} ({status}): {said}")
+        raise ServiceError(refused)
 
     def _check_scheme(self, error: httpx.TransportError) -> None:
         """Raise the error that helps if the address names the wrong protocol, or the certificate is not trusted."""
