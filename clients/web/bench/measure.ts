@@ -10,6 +10,8 @@ import { get } from "node:http";
 
 import { type Browser, type CDPSession, chromium, type Page } from "playwright-core";
 
+import { memory } from "./memory.ts";
+
 interface Spec {
   chromium: string;
   /** The model whose page is timed. */
@@ -124,7 +126,7 @@ async function asking(browser: Browser, url: string, row: readonly number[]): Pr
   await tab.visit(url);
   for (const [i, value] of row.entries()) await tab.page.fill(`#value-${i}`, String(value));
   for (let i = 0; i < WARM; i++) await tab.ask();
-  const memory: object[] = [];
+  const heaps: object[] = [];
   const costs: number[] = [];
   const wall: number[] = [];
   for (let asked = 0; asked < spec.questions; asked += 50) {
@@ -135,14 +137,14 @@ async function asking(browser: Browser, url: string, row: readonly number[]): Pr
       wall.push(performance.now() - start);
     }
     costs.push(((await tab.cpu()).seconds - before) / 50);
-    memory.push({ questions: asked + 50, ...(await memoryOf(tab)) });
+    heaps.push({ questions: asked + 50, ...(await memoryOf(tab)) });
   }
   await tab.page.context().close();
   return {
     questions: spec.questions,
     renderer_cpu_ms_each: { least: rounded(1000 * least(costs)), median: rounded(1000 * median(costs)) },
     wall_ms: { least: rounded(least(wall)), median: rounded(median(wall)) },
-    memory,
+    heaps,
   };
 }
 
@@ -155,9 +157,7 @@ async function memoryOf(tab: Tab): Promise<object> {
   for (const place of [tab.page, worker]) await place.evaluate(collected);
   const heap = await tab.page.evaluate(() => (performance as unknown as { memory: { usedJSHeapSize: number } }).memory.usedJSHeapSize);
   const seal = await worker.evaluate(() => (globalThis as unknown as { memory: WebAssembly.Memory }).memory.buffer.byteLength);
-  const { process } = await tab.cpu();
-  const resident = 4096 * Number(readFileSync(`/proc/${process}/statm`, "utf8").split(" ")[1]);
-  return { page_heap: heap, seal_heap: seal, renderer_resident: resident };
+  return { page_heap: heap, seal_heap: seal };
 }
 
 interface TraceEvent {
@@ -220,12 +220,13 @@ async function main(): Promise<void> {
     }
   }
   const question = await asking(browser, `${url}/page/?layout=lift`, rows[0]!);
+  const resident = await memory(spec.chromium, FLAGS, `${url}/page/?layout=lift`, spec.questions);
   const gaps: Record<string, object> = {};
   for (const layout of ["lift", "batch"]) gaps[layout] = await frames(browser, `${url}/page/?layout=${layout}`, rows);
   const version = browser.version();
   await browser.close();
   const bytes = Object.values(files).reduce((sum, each) => sum + each, 0);
-  console.log(JSON.stringify({ chromium: version, size: { gzip_bytes: bytes, files }, start, question, frames: gaps, round_trips: trips }));
+  console.log(JSON.stringify({ chromium: version, size: { gzip_bytes: bytes, files }, start, question, resident, frames: gaps, round_trips: trips }));
 }
 
 await main();
