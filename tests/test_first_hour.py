@@ -144,7 +144,8 @@ def test_the_message_is_the_one_shown_and_its_advice_works(
         monkeypatch.setitem(sys.modules, "onnx", None)
     code, said = newcomer.type(mistake.wrong)
     assert code in (1, 2), said
-    assert masked(said) == masked(mistake.said)
+    (line,) = (line for line in said.splitlines() if line.startswith("quad4fhe: "))  # a slow machine shows progress too
+    assert masked(line) == masked(mistake.said)
     if mistake.right.startswith("pip install"):
         extra = re.search(r"\[(\w+)\]", mistake.right)
         assert extra is not None
