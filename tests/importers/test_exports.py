@@ -91,6 +91,14 @@ CASES: dict[str, Export] = {
     "torch, attention, new exporter": Export(by_torch(exports.attention, new=True), TORCH, split=True),
     "torch, two hidden layers": Export(by_torch(lambda: exports.deep(2)), TORCH),
     "torch, three hidden layers": Export(by_torch(lambda: exports.deep(3), new=True), TORCH),
+    **{
+        f"torch, two hidden layers of {name}": Export(
+            by_torch(lambda name=name: exports.deep(2, name), new=new), TORCH, whole=False
+        )
+        for name, new in {"GELU": True, "SiLU": False, "Sigmoid": False}.items()
+    },
+    "torch, residual and gated": Export(by_torch(exports.residual), TORCH, refused=("(Split)", "--split first")),
+    "torch, residual and gated, --split first": Export(by_torch(exports.residual), TORCH, options=("--split", "first")),
     "torch, state dict": Export(state_dict(dense), TORCH),
     "torch, state dict of GELU": Export(state_dict(torch_layer("GELU")), TORCH, options=("--activation", "gelu")),
     "torch, state dict of PReLU": Export(state_dict(torch_layer("PReLU", 6)), TORCH),
@@ -163,8 +171,9 @@ def test_an_export_gives_the_right_answers_or_one_line_that_helps(name: str, tmp
         assert not [words for words in case.refused if words not in error], error
         return
     assert code == 0, capsys.readouterr().err
-    options = {"activation": case.options[1]} if "--activation" in case.options else {}
-    mlp = MLP.load(path, **options) if not case.options or options else MLP.load(path, binary=True)
+    name = case.options[0].removeprefix("--") if case.options else ""
+    options = {name: case.options[1] if len(case.options) > 1 else True} if name else {}
+    mlp = MLP.load(path, **options)
     assert (mlp.feature_part is not None) == case.split
     assert np.mean(mlp.decide(mlp.inputs(X)) == decided) >= 0.975  # one near-tie of 40 may fall to float32's rounding
     assert main(["verify", out, calib]) == 0

@@ -120,14 +120,34 @@ def dense(activation: Any = None, *, outputs: int = K, norm: bool = False, tail:
     return net if tail is None else nn.Sequential(net, tail).eval()
 
 
-def deep(layers: int) -> Any:
+def deep(layers: int, activation: str = "ReLU") -> Any:
     """Several hidden layers."""
     import torch
     from torch import nn
 
     torch.manual_seed(3)
-    hidden = [part for _ in range(layers - 1) for part in (nn.Linear(6, 6), nn.ReLU())]
-    return train(nn.Sequential(nn.Linear(D, 6), nn.ReLU(), *hidden, nn.Linear(6, K)), *rows())
+    active = getattr(nn, activation)
+    hidden = [part for _ in range(layers - 1) for part in (nn.Linear(6, 6), active())]
+    return train(nn.Sequential(nn.Linear(D, 6), active(), *hidden, nn.Linear(6, K)), *rows())
+
+
+def residual() -> Any:
+    """A hidden layer, a residual block with a gate and a LayerNorm, and an output layer."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):  # type: ignore[misc,unused-ignore] # its base has no types
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.gate, self.last = nn.Linear(D, 6), nn.Linear(6, 12), nn.Linear(6, K)
+            self.norm = nn.LayerNorm(6)
+
+        def forward(self, x: Any) -> Any:
+            h = torch.relu(self.first(x))
+            return self.last(self.norm(h + nn.functional.glu(self.gate(h))))
+
+    torch.manual_seed(3)
+    return train(Block(), *rows())
 
 
 def attention() -> Any:
