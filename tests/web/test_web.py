@@ -135,7 +135,7 @@ def test_the_page_speaks_lift_above_degree_two(tmp_path: Path) -> None:
     X = rng.normal(size=(400, 3))
     found = fit(mlp, X, degree=4, family="shared")
     made = plan(found, samples=1, layout="lift")
-    assert made.settings["degree"] == 4
+    assert made.settings["degree"] > 2  # of at most 4, the fit takes what it needs
     ordered = np.sort(found.model.logits(X), axis=1)
     rows = _inside(found, X[ordered[:, -1] - ordered[:, -2] > 2 * made.error.bound], 40)
     assert len(rows) == 40
