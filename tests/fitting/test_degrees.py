@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.optimize import linprog
 
-from quad4fhe import MLP, Fit, fit, plan, verify
+from quad4fhe import MLP, Fit, _forecast, fit, plan, verify
 from quad4fhe._arrays import Array
 from quad4fhe._progress import silent
 from quad4fhe.errors import CertificateError, InputError, TargetNotReachedError
-from quad4fhe.fitting import degrees
 from quad4fhe.fitting.degrees.basis import Basis
 from quad4fhe.fitting.degrees.copies import Copies
 from quad4fhe.fitting.degrees.hulls import Apart, Hull, Meet, closest
@@ -240,13 +239,13 @@ def test_costs_of_degrees_are_those_of_the_plan(degree: int) -> None:
     X = np.random.default_rng(7).standard_normal((200, 5))
     found = fit(network(), X, family="unitwise", degree=degree)
     made = plan(found, samples=8192, X=X, layout="batch")
-    forecast = degrees.server_seconds(found.model, found.box, X, found.margins)
+    forecast = _forecast.server_seconds(found.model, found.box, X, found.margins)
     assert forecast == pytest.approx(made.forecast.server_seconds / 8192)
 
 
 def test_a_model_that_no_plan_fits_costs_infinitely_much() -> None:
     model = QuadraticModel(np.ones((1, 1)), np.zeros(1), np.full((1, 1), 1e140), np.zeros((1, 1)), np.zeros(1))
-    assert degrees.server_seconds(model, np.array([[-1e10], [1e10]]), np.ones((1, 1)), np.ones(1)) == np.inf
+    assert _forecast.server_seconds(model, np.array([[-1e10], [1e10]]), np.ones((1, 1)), np.ones(1)) == np.inf
 
 
 def test_auto_names_the_next_degree_and_its_cost() -> None:
@@ -270,7 +269,7 @@ def test_auto_takes_what_the_forecast_allows(monkeypatch: pytest.MonkeyPatch) ->
         assert (box[1] >= X).all()
         return float("inf") if model.degree > 4 else 1e-6
 
-    monkeypatch.setattr(degrees, "_forecast", [forecast])
+    monkeypatch.setattr(_forecast, "_forecast", [forecast])
     mlp = network(units=20, outputs=3)
     X = np.random.default_rng(6).standard_normal((600, 5))
     found = fit(mlp, X, family="unitwise", degree="auto")

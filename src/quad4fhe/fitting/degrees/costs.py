@@ -1,6 +1,6 @@
 """The server's time for a model, as the planner forecasts it.
 
-`quad4fhe.layouts` registers its forecast in `fitting.degrees`, so nothing of it is imported here.
+`quad4fhe.layouts` registers its forecast in `quad4fhe._forecast`, so nothing of it is imported here.
 """
 
 from __future__ import annotations
