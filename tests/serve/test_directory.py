@@ -127,7 +127,7 @@ def test_bad_names_are_one_line(
     fits: list[Path], names: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [word for name in names for word in ("--name", name)]
-    assert main(["serve", *map(str, fits), "--layout", "batch", "--precision", "fast", *words]) == 2
+    assert main(["serve", *map(str, fits), "--layout", "batch", "--precision", "fast", "--port", "0", *words]) == 2
     assert said in capsys.readouterr().err
 
 

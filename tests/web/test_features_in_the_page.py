@@ -17,8 +17,9 @@ from quad4fhe import Fit, InputError, Plan, fit, plan
 from quad4fhe.cli import main
 from quad4fhe.he.session import connect
 from quad4fhe.serve.page import check_features, read_onnxruntime
-from support.browser import CHROMIUM, CLIENT, needs_chromium, needs_node, run_node
+from support.browser import CHROMIUM
 from support.feature_models import image_model, images, table, table_model, text_model, texts
+from support.node import CLIENT, needs_chromium, needs_node, run_node
 from support.serving import RunningServer
 
 PINNED = json.loads((Path(__file__).parents[2] / "src" / "quad4fhe" / "serve" / "web" / "onnxruntime.json").read_text())

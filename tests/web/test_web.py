@@ -17,7 +17,8 @@ from conftest import Trained
 from quad4fhe import MLP, Fit, Plan, fit, plan
 from quad4fhe.he.session import connect
 from quad4fhe.serve.page import one_file
-from support.browser import CHROMIUM, CLIENT, needs_chromium, needs_node, run_node
+from support.browser import CHROMIUM
+from support.node import CLIENT, needs_chromium, needs_node, run_node
 from support.serving import RunningServer
 
 SETS = ("breast_cancer", "otto", "shuttle", "digits")
