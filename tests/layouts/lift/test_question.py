@@ -21,6 +21,7 @@ from quad4fhe.he.seeded import SeedError
 from quad4fhe.he.session import Client, ReplyError, Server, connect
 from quad4fhe.layouts.lift.evaluation import decrypt as lift_decrypt
 from quad4fhe.layouts.lift.layout import Settings, setting_of
+from quad4fhe.layouts.lift.search import hides_mask, lift_chains, placements
 from quad4fhe.layouts.lift.zeros import ZeroPool
 from quad4fhe.layouts.masks import expand
 from quad4fhe.layouts.planner import plan
@@ -365,3 +366,44 @@ def test_samples_that_share_a_private_reply_show_little_of_its_mask() -> None:
             dataclasses.replace(made, per_request=most)
     plain = plan(fit, samples=200, layout="lift", replies="plain")
     assert plain.per_request >= made.per_request
+
+
+def test_rows_that_share_a_private_reply_show_little_of_its_mask() -> None:
+    """A group of rows is read from one ciphertext too, also where there is one sample."""
+    fields = plan(fit_of(3), samples=1, layout="lift").to_dict()
+    flood, ring = 60, fields["chain"]["ring"]
+    each = sum(map(math.log2, fields["chain"]["primes"])) - flood
+    most = int(ring * math.log2(3) / 2 / each)
+    assert 3 < most < ring // 21  # 21 monomials: all of these rows have room
+
+    def grouped(rows: int) -> Plan:
+        settings = {**fields["settings"], "group": rows, "flood": flood, "security": 40.0}
+        return Plan.from_dict({**fields, "shape": {**fields["shape"], "outputs": rows}, "settings": settings})
+
+    assert grouped(most).settings["group"] == most
+    with pytest.raises(InputError, match="false key"):
+        grouped(most + 1)
+    # A reply of one row takes any number of them, so the planner always has a choice.
+    wide = [place for place in placements(4096, 6, 600, 1) if hides_mask(next(lift_chains("private")), place)]
+    assert 1 in {place.group for place in wide}
+    assert max(place.group for place in wide) < max(place.group for place in placements(4096, 6, 600, 1))
+
+
+def test_groups_that_leave_no_room_for_a_block_are_refused() -> None:
+    """A plan may come from a stranger: no block of zero coefficients, and no request of many ciphertexts."""
+    made = plan(fit_of(3), samples=1, layout="lift", replies="plain")
+    assert made.chain.ring == 2048
+
+    def changed(features: int, group: int) -> Plan:
+        fields = made.to_dict()
+        fields["shape"] |= {"outputs": group, "features": features}
+        fields["domain"] |= {"low": [-1.0] * features, "high": [1.0] * features}
+        fields["settings"] |= {"group": group, "lift": 10, "grain": 10, "weights": 4.0}
+        fields["scales"] |= {"x": 10}
+        return Plan.from_dict(fields)
+
+    assert setting_of(changed(5, 2048)).place.inputs == 21  # blocks of one coefficient
+    with pytest.raises(InputError, match="groups of 1 to 2048"):
+        changed(5, 4096)
+    with pytest.raises(InputError, match="requests of 255 ciphertexts"):
+        changed(40, 1000)

@@ -26,6 +26,7 @@ from quad4fhe.layouts.lift.noise import LiftNoise, Norms, Scales, check_toleranc
 from quad4fhe.layouts.lift.powers import count_monomials, lift_of_degree, lift_question, weights_of
 from quad4fhe.layouts.lift.search import (
     BLANKS,
+    MOST_INPUTS,
     MOST_MONOMIALS,
     REPLIES,
     Found,
@@ -117,12 +118,15 @@ class LiftLayout(Layout):
         """Groups, scales, and flooding that keeps its word."""
         s, chain, shape = read_settings(plan, Settings), plan.chain, plan.shape
         size, rows = count_monomials(shape.features, s.degree), rows_of(shape.outputs, s.blanks)
-        if size > MOST_MONOMIALS or not 1 <= s.group <= rows:
-            raise InputError(f"layout lift takes {MOST_MONOMIALS} monomials and groups of 1 to {rows}; plan again")
+        if size > MOST_MONOMIALS or not 1 <= s.group <= min(rows, chain.ring):
+            most = min(rows, chain.ring)
+            raise InputError(f"layout lift takes {MOST_MONOMIALS} monomials and groups of 1 to {most}; plan again")
         if not 1 <= plan.per_request <= max(1, chain.ring // (s.group * size)):
             raise InputError(f"{plan.per_request} samples of {size} monomials do not fit ring {chain.ring}; plan again")
         if s.blanks not in (0, BLANKS) or (s.blanks and s.replies == "decisions") or not setting_of(plan).place.roomy:
             raise InputError(f"the check of this plan has no room in ring {chain.ring}; plan again")
+        if setting_of(plan).place.inputs > MOST_INPUTS:
+            raise InputError(f"layout lift takes requests of {MOST_INPUTS} ciphertexts, this plan has more; plan again")
         place, grain = setting_of(plan).place, s.grain + math.log2(lift_of(plan).largest)
         fine = (
             1 <= s.grain <= s.lift <= 128
@@ -141,7 +145,7 @@ class LiftLayout(Layout):
             raise InputError("only plain replies have no flooding; plan again")
         if s.flood is not None and s.security is not None:
             given = flood_security(zero_noise(chain), s.flood, place.reads)
-            if plan.per_request > 1 and shown_bits(chain, place, s.flood) > most_shown(chain):
+            if shown_bits(chain, place, s.flood) > most_shown(chain):
                 raise InputError("this plan reads so much from a private reply that a false key unmasks it; plan again")
             if s.flood > chain.modulus.bit_length() or not LEAST_SECURITY <= s.security <= given + 1e-6:
                 raise InputError(

@@ -49,6 +49,7 @@ REPLIES: tuple[Replies, ...] = ("private", "logits", "decisions", "plain")
 CHECKED = 2.0**-20  # the share of wrong keys that should pass the check of a reply
 BLANKS = 2  # each is one more number about the weights that a crafted request can ask for
 MOST_MONOMIALS = 2**20
+MOST_INPUTS = 255  # ciphertexts whose products a compiled kernel adds up without a reduction
 _PLAIN = (
     (2048, (50,)),
     (2048, (53,)),
@@ -63,7 +64,6 @@ _WORD = 61  # bits of a coefficient of a request, and of a weight
 _SPARE_BITS = 1  # of a reply, beyond those that just keep the decisions
 _LEAST_BITS = 16
 _FEW = 4096  # closest decisions looked at while searching; all of them are in the verdict
-_INPUTS = 255  # ciphertexts whose products a compiled kernel adds up without a reduction
 
 
 def shown_bits(chain: Chain, place: Placement, flood: int) -> float:
@@ -74,6 +74,12 @@ def shown_bits(chain: Chain, place: Placement, flood: int) -> float:
 def most_shown(chain: Chain) -> float:
     """How much of u may be shown so: half of its entropy."""
     return chain.ring * math.log2(3) / 2
+
+
+def hides_mask(chain: Chain, place: Placement) -> bool:
+    """Whether a malformed key shows little enough: of one sample with the least flooding, of several without any."""
+    least = 0 if place.samples > 1 else flood_bits(zero_noise(chain), LEAST_SECURITY, place.reads)
+    return shown_bits(chain, place, least) <= most_shown(chain)
 
 
 def lift_chains(replies: Replies) -> Iterator[Chain]:
@@ -101,7 +107,7 @@ def placements(ring: int, size: int, outputs: int, samples: int, *, blanks: bool
         room = max(1, ring // (group * size))
         for count in {1, min(room, 2, samples), min(room, 4, samples), min(room, 8, samples), min(room, samples)}:
             place = Placement(ring, size, rows, group, count)
-            if place.inputs <= _INPUTS:
+            if place.inputs <= MOST_INPUTS:
                 yield place
 
 
@@ -133,7 +139,7 @@ def search_lift(question: Question, replies: Replies) -> Found | None:
         for place in placements(
             chain.ring, aim.lift.size, shape.outputs, 1 if alone else question.samples, blanks=not alone
         )
-        if replies == "plain" or place.samples == 1 or shown_bits(chain, place, 0) <= most_shown(chain)
+        if replies == "plain" or hides_mask(chain, place)
         if not alone or place.group == 1
     ]
     coarse: tuple[float, Chain, Placement, Scales] | None = None
