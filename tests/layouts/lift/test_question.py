@@ -339,6 +339,17 @@ def test_a_plan_that_floods_too_little_can_not_be_made() -> None:
             Plan.from_dict({**fields, "settings": {**fields["settings"], **change}})
 
 
+def test_a_server_takes_no_plan_that_hides_less_than_logits_alone() -> None:
+    """Only the weights tell how much a plan of logits has to hide, so the plan itself can be made."""
+    fit = fit_of(3)
+    made = plan(fit, samples=1, layout="lift", replies="logits")
+    Server(fit, made)
+    fields = made.to_dict()
+    weaker = Plan.from_dict({**fields, "settings": {**fields["settings"], "flood": made.settings["flood"] - 2}})
+    with pytest.raises(InputError, match="floods too little to tell logits alone"):
+        Server(fit, weaker)
+
+
 def test_sizes_are_what_travels() -> None:
     fit = fit_of(3)
     for replies in REPLIES:

@@ -34,6 +34,7 @@ from quad4fhe.layouts.lift.search import (
     lift_bound,
     most_shown,
     offset_of,
+    request_noise,
     search_lift,
     shown_bits,
     why_not_lift,
@@ -163,10 +164,16 @@ class LiftLayout(Layout):
     def reply_bound(self, plan: Plan, model: PolynomialModel) -> float:
         """Of the answers alone: other coefficients have no meaning."""
         question = lift_question(question_of(plan, model))
-        noise = _noise(question, plan)
-        if check_tolerance(noise) > read_settings(plan, Settings).tolerance * (1 + 1e-7):
+        noise, s = _noise(question, plan), read_settings(plan, Settings)
+        if check_tolerance(noise) > s.tolerance * (1 + 1e-7):
             raise InputError("this plan's check would refuse honest replies; plan again")
-        return lift_bound(question, noise, read_settings(plan, Settings).offset)
+        if s.flood is not None and s.security is not None and s.replies == "logits":
+            # Only with the weights at hand can one tell how large the noise is that this flooding has to hide.
+            weights, _ = _checked(weights_of(noise.lift, question.reference), s.offset, setting_of(plan))
+            hidden = zero_noise(plan.chain) + request_noise(weights, noise.place, s.weights)
+            if s.security > flood_security(hidden, s.flood, noise.place.reads) + 1e-6:
+                raise InputError("this plan floods too little to tell logits alone; plan again")
+        return lift_bound(question, noise, s.offset)
 
     def counts(self, plan: Plan) -> Counts:
         """The operations of one request."""
