@@ -11,7 +11,7 @@ from quad4fhe.he.seal import Context
 from quad4fhe.he.session import Client, Server, connect
 from quad4fhe.layouts import bits
 from quad4fhe.layouts.lift.arithmetic import switched
-from quad4fhe.layouts.lift.evaluation import Setting
+from quad4fhe.layouts.lift.evaluation import Setting, decrypt
 from quad4fhe.layouts.lift.layout import setting_of
 from quad4fhe.layouts.lift.zeros import Zeros
 from quad4fhe.layouts.masks import as_bytes, expand
@@ -179,3 +179,22 @@ def test_two_models_with_equal_answers_are_told_apart_by_plain_replies_alone(rep
         assert right == rounds
     else:
         assert abs(right - rounds / 2) <= 6.2 * np.sqrt(rounds) / 2  # deviations of guesses: exceeded once in 10^9
+
+
+def test_a_crafted_request_reads_more_than_a_decision() -> None:
+    """A score of Q / 2 times a weight wraps: with an odd random factor the reply tells whether the weight is odd."""
+    fit = stand_in(random_model(4, 8, 2), random_samples(100, 4))
+    made = plan(fit, samples=1, layout="lift", replies="decisions")
+    setting = setting_of(made)
+    client, server = connect(fit, made)
+    inner, pool = server._evaluator._server, server._keys.get(made.sha256, client.key_id)  # type: ignore[attr-defined]
+    found, wanted = [], []
+    for monomial in range(3):
+        message = np.zeros((setting.place.inputs, setting.place.ring), dtype=object)
+        message[0, monomial] = made.chain.modulus // 2
+        request = crafted(client, setting, message)
+        replies = [inner.evaluate(request, pool) for _ in range(28)]  # of 28 factors one is odd, but for 2^-28
+        read = [decrypt(setting, client._secret.ternary, reply)[0, 0] - made.settings["offset"] for reply in replies]
+        found.append(max(map(abs, read)) > made.chain.modulus / 4 / setting.scales.out)
+        wanted.append(bool(secret_weights(server)[0, 0, -monomial] % 2))
+    assert found == wanted
