@@ -52,7 +52,7 @@ from quad4fhe.polynomial import PolynomialModel
 _LEARNS = {
     "private": "a reply tells the client the answers at its own ciphertext and nothing else about the weights",
     "logits": "a reply tells an honest client the logits of the rounded model and nothing else about the weights",
-    "decisions": "a reply tells the client a decision, and of the size of its score little; see docs/lift.md",
+    "decisions": "a reply tells an honest client a decision, and of the size of its score little; see docs/lift.md",
     "plain": "PLAIN REPLIES HAND OUT THE WEIGHTS: a client can solve for all of them from a few replies",
 }
 
