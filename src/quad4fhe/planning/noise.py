@@ -98,7 +98,7 @@ def decoding_error(chain: Chain, log2_scale: int, slot_bound: float) -> float:
     borrows, it rounds the sum at the size of that word, in every coefficient.
     """
     highest = 64 * ((chain.modulus.bit_length() - 1) // 64)
-    return transform_error(chain.ring) * slot_bound + chain.ring * 3 * 2.0 ** (highest - 52 - log2_scale)
+    return transform_error(chain.ring) * slot_bound + chain.ring * 3 * 2.0 ** min(1023, highest - 52 - log2_scale)
 
 
 def evaluation_error(circuit: Circuit, reach: Array) -> Array:

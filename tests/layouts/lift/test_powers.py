@@ -200,3 +200,24 @@ def test_too_many_monomials_are_refused_with_their_number() -> None:
     fit, X = fit_of(4, samples=20, features=80)
     with pytest.raises(InputError, match=r"80 features have 1929501 monomials of degree 4 or less"):
         plan(fit, samples=1, X=X, layout="lift")
+
+
+@pytest.mark.parametrize(("degree", "power"), [(3, 40), (3, 400), (3, -300), (3, -520), (6, 20), (6, 260), (6, 400)])
+def test_features_too_large_or_too_small_for_floats_are_refused_in_one_line(degree: int, power: int) -> None:
+    """Floats overflowed in the search, or it took scales that no plan can have."""
+    fit, X = fit_of(degree, features=3)
+    own = fit.model
+    fit.model = PolynomialModel.by_unit(np.ldexp(own.W1, -power), own.b1, own.V, own.a, own.c)
+    fit.box = np.ldexp(fit.box, power)
+    with pytest.raises(InputError, match="too large over the box for layout lift; standardise the features"):
+        plan(fit, samples=1, X=np.ldexp(X, power), layout="lift")
+
+
+def test_features_far_from_zero_have_scales_that_a_plan_can_have() -> None:
+    """A longer chain does not help against float64 errors; the search took all of its bits as the scale."""
+    fit, X = fit_of(3, features=2, outputs=1)
+    own, far = fit.model, 2.0**27
+    fit.model = PolynomialModel.by_unit(own.W1, own.b1 - far * own.W1.sum(axis=1), own.V, own.a, own.c)
+    fit.box, fit.margins = fit.box + far, np.abs(fit.model.logits(X + far)[:, 0])
+    made = plan(fit, samples=1, X=X + far, layout="lift")
+    assert made.settings["lift"] <= 128

@@ -27,6 +27,7 @@ from quad4fhe.layouts.lift.powers import count_monomials, lift_of_degree, lift_q
 from quad4fhe.layouts.lift.search import (
     BLANKS,
     MOST_INPUTS,
+    MOST_LIFT,
     MOST_MONOMIALS,
     REPLIES,
     Found,
@@ -130,7 +131,7 @@ class LiftLayout(Layout):
             raise InputError(f"layout lift takes requests of {MOST_INPUTS} ciphertexts, this plan has more; plan again")
         place, grain = setting_of(plan).place, s.grain + math.log2(lift_of(plan).largest)
         fine = (
-            1 <= s.grain <= s.lift <= 128
+            1 <= s.grain <= s.lift <= MOST_LIFT
             and grain <= 62
             and 8 <= s.bits <= MOST_BITS
             and 0 < s.tolerance < np.inf

@@ -134,8 +134,9 @@ class PowerLift(Lift):
 
     @property
     def largest(self) -> float:
-        """The largest monomial anywhere in the box."""
-        return max(1.0, float((self.reach / self.roots).max(initial=0.0))) ** self.degree
+        """The largest monomial anywhere in the box; infinite where no float holds it."""
+        u = max(1.0, float((self.reach / self.roots).max(initial=0.0)))
+        return u**self.degree if self.degree * math.log2(u) < 1023 else math.inf
 
     def weights(self, circuit: Circuit) -> Array:
         """The map M (K, D) of a circuit with this shift: logits = M z.

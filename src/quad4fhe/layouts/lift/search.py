@@ -50,6 +50,7 @@ CHECKED = 2.0**-20  # the share of wrong keys that should pass the check of a re
 BLANKS = 2  # each is one more number about the weights that a crafted request can ask for
 MOST_MONOMIALS = 2**20
 MOST_INPUTS = 255  # ciphertexts whose products a compiled kernel adds up without a reduction
+MOST_LIFT = 128  # log2 of the scale of monomials
 _PLAIN = (
     (2048, (50,)),
     (2048, (53,)),
@@ -61,6 +62,7 @@ _PLAIN = (
 )
 _PRIVATE = ((4096, (45, 45)), (8192, (50, 50)), (8192, (50, 50, 50)), (8192, (49,) * 4))
 _WORD = 61  # bits of a coefficient of a request, and of a weight
+_LARGEST_WEIGHT = 2.0**200
 _SPARE_BITS = 1  # of a reply, beyond those that just keep the decisions
 _LEAST_BITS = 16
 _FEW = 4096  # closest decisions looked at while searching; all of them are in the verdict
@@ -133,6 +135,8 @@ def search_lift(question: Question, replies: Replies) -> Found | None:
     if alone and shape.outputs > 2:
         return None
     aim = _Aim(question, 2.0**LARGEST_FACTOR if alone else 1.0)
+    if not aim.fits:
+        return None
     candidates = [
         (lift_forecast(place, chain, question.samples, 40, REFERENCE, private=replies != "plain").seconds, chain, place)
         for chain in lift_chains(replies)
@@ -180,6 +184,12 @@ class _Aim:
     def lift(self) -> Lift:
         """The monomials over the box."""
         return lift_of_degree(self.question.box, self.question.reference.shift, self.question.model.degree)
+
+    @cached_property
+    def fits(self) -> bool:
+        """Whether monomials and weights have sizes that a plan can have; others overflow floats on the way."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.lift.largest <= 2.0 ** (_WORD - 1) and bool(np.abs(self._map).max() < _LARGEST_WEIGHT)
 
     @cached_property
     def _map(self) -> Array:
@@ -297,7 +307,7 @@ def _scales(aim: _Aim, chain: Chain, place: Placement, replies: Replies) -> Scal
     grain = math.floor(_WORD - math.log2(lift.largest))
     most = 2.0 ** (_WORD - math.log2(max(float(np.abs(weights).max()), 2.0**-500)))
     best: tuple[float, Scales] | None = None
-    for log2 in range(1, math.ceil(math.log2(max(out, 2.0)))):
+    for log2 in range(1, min(math.ceil(math.log2(max(out, 2.0))), MOST_LIFT + 1)):
         found = Scales(log2, min(grain, log2), min(out / 2.0**log2, most), MOST_BITS, None, factor)
         if replies != "plain":
             found = _flooded(aim, chain, place, found, LEAST_SECURITY, replies)
@@ -359,4 +369,7 @@ def why_not_lift(question: Question) -> str:
             f"{question.shape.features} features have {count} monomials of degree {degree} or less, layout lift takes "
             f"{MOST_MONOMIALS}; take another layout"
         )
-    return "the logits are too large over the box for layout lift; take another layout, or standardise the features"
+    return (
+        "the logits, monomials or weights are too large over the box for layout lift; standardise the features, or "
+        "take another layout"
+    )
