@@ -156,6 +156,8 @@ def test_slopes_of_single_units_are_kept() -> None:
         ("gelu:1", "has 0 parameters"),
         ("celu:-1", "wanted positive"),
         ("elu:inf", "finite"),
+        ("softplus:1e-310", "no float holds its slope"),
+        ("selu:1e200,1e200", "no float holds its slope"),
     ],
 )
 def test_an_unknown_activation_is_refused_in_one_line(text: str, words: str) -> None:

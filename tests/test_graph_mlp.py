@@ -116,10 +116,23 @@ def test_a_fit_says_that_its_targets_were_measured(model: Path, tmp_path: Path) 
         forged = changed(manifest, ("certificate", "settled"), stated | {"measured": 0, way: len(X)})
         with pytest.raises(CertificateError, match="which this model's are not"):
             Fit.from_bytes(sealed(forged, tensors))
+    old = {name: value for name, value in manifest["certificate"].items() if name != "settled"} | {"format": 1}
+    with pytest.raises(CertificateError, match="does not say that this model's decisions were measured"):
+        Fit.from_bytes(sealed(manifest | {"certificate": old}, tensors))
     other = tensors["network"].copy()
     other[len(other) // 2] ^= 1
     with pytest.raises((CertificateError, InputError)):
         verify(Fit.from_bytes(sealed(manifest, tensors | {"network": other})), None, X)
+
+
+def test_a_row_without_a_decision_is_refused(tmp_path: Path) -> None:
+    nodes = [*GATED[:-1], ("MatMul", "h D", "z", {}), ("Sqrt", "x0", "nan", {}), ("Add", "z nan", "out", {})]
+    nodes.insert(0, ("ReduceMax", "x", "x0", {"axes": [1], "keepdims": 1}))
+    mlp = MLP.load(graph(tmp_path / "nan.onnx", nodes, held_by("gated")), split="first")
+    fine, bad = np.ones((2, 4)), -np.ones((1, 4))
+    assert np.isfinite(mlp.logits(fine)).all()
+    with pytest.raises(InputError, match="NaN for 1 of 3 rows"):
+        mlp.logits(np.concatenate([fine, bad]))
 
 
 def test_the_graph_is_not_handed_to_clients(tmp_path: Path) -> None:

@@ -89,6 +89,9 @@ class GraphMLP(MLP):
         found = self._graph.row_by_row(checked) if len(checked) else np.empty((0, self.outputs))
         if found.shape[1] != self.outputs:
             raise InputError(f"the graph gives {found.shape[1]} logits, and the head has {self.outputs}")
+        if np.isnan(found).any():
+            count = int(np.count_nonzero(np.isnan(found).any(axis=1)))
+            raise InputError(f"the graph gives NaN for {count} of {len(found)} rows: no decision; leave such rows out")
         return np.ldexp(found, self.power)
 
     def scaled(self, power: int) -> GraphMLP:

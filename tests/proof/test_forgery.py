@@ -26,6 +26,7 @@ from quad4fhe import MLP, CertificateError, Fit, InputError, fit, verify
 from quad4fhe.cli.verify import describe_verified
 from quad4fhe.deep import DeepMLP
 from quad4fhe.planning.costs import REFERENCE
+from quad4fhe.proof.exact import decisions
 from support import family_fits
 from support.cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
 from support.forging import BOAST, changed, envelope, leaves, opened, others, sealed
@@ -391,3 +392,18 @@ def test_how_decisions_were_settled_can_not_be_forged(kind: str) -> None:
     old = {name: value for name, value in manifest["certificate"].items() if name != "settled"} | {"format": 1}
     again = verify(Fit.from_bytes(sealed(manifest | {"certificate": old}, tensors)), mlp, X)
     assert again.settled == verified.settled
+
+
+def test_level_rows_can_not_hide_behind_rows_at_the_limit_of_floats() -> None:
+    """Another machine may settle the latter in another way, but no floats settle the former."""
+    mlp = MLP([[1.0], [1.0]], [0.0, -0.5], [[1.0, 0.0]], [0.0], activation="tanh")
+    X = np.concatenate([np.zeros(3), 1e-11 * np.array([0.9, 1.0, 1.1]), np.linspace(-1, 2, 30)])[:, None]
+    assert decisions(mlp, X).close == 3
+    manifest, tensors = opened(fit(mlp, X, family="shared").to_bytes())
+    stated = manifest["certificate"]["settled"]
+    assert (stated["level"], stated["trusted"]) == (3, 33)
+    near = stated | {"trusted": 30, "intervals": 3}
+    assert verify(Fit.from_bytes(sealed(changed(manifest, ("certificate", "settled"), near), tensors)), mlp, X)
+    hidden = stated | {"level": 0, "intervals": 3}
+    with pytest.raises(CertificateError, match="3 level at 1,024 bits"):
+        verify(Fit.from_bytes(sealed(changed(manifest, ("certificate", "settled"), hidden), tensors)), mlp, X)

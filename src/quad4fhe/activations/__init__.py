@@ -102,6 +102,10 @@ class Activation:
                 raise InputError(f"the {name} of {self.name} is {value}, wanted finite numbers")
             if kind.positive and not np.greater(value, 0).all():
                 raise InputError(f"the {name} of {self.name} is {value}, wanted positive numbers")
+        with np.errstate(over="ignore", divide="ignore"):
+            slopes = [kind.slope(*(pick(np.abs(v)) for v in self.parameters)) for pick in (np.min, np.max)]
+        if not np.isfinite(slopes).all():
+            raise InputError(f"the parameters of {self.name} are {self.parameters}: no float holds its slope")
 
     @classmethod
     def parse(cls, text: str) -> Activation:
