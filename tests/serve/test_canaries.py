@@ -19,10 +19,11 @@ from quad4fhe.he.canaries import Known, Mixture
 from quad4fhe.he.session import Client, Reply, ReplyError
 from quad4fhe.layouts.planner import plan
 from quad4fhe.planning.plan import Plan
+from quad4fhe.planning.simulate import SimulatedClient, SimulatedServer, run
 from quad4fhe.serve.client import Remote
 from support.hostile import Answer, HostileServer, evaluating, zeros
 from support.serving import inside, small_fit
-from support.standins import SHARED, stand_in
+from support.standins import SHARED, random_model, stand_in
 
 RUNS, COUNT = 10, 32
 
@@ -235,3 +236,22 @@ def test_the_bounds_that_canaries_are_judged_by_are_pinned_with_the_plan(made: P
     """A server that sent the true plan with a bound of its own had the same hash."""
     for change in ({"bound": 1e30}, {"logit": 1e30}):
         assert replace(made, error=replace(made.error, **change)).sha256 != made.sha256
+
+
+def test_known_samples_beyond_the_calibration_set_accuse_no_server_with_certainty() -> None:
+    """Where a plan bounds errors at the calibration samples, an honest reply can be further off elsewhere."""
+    rng = np.random.default_rng(6)
+    X = rng.normal(size=(300, 20))
+    own = stand_in(random_model(20, 8, 1), X)
+    at_samples = plan(own, samples=1000, X=X, layout="batch", precision="fast")
+    anywhere = plan(own, samples=1000, layout="batch", precision="fast")
+    corners = np.where(rng.random((40, 20)) < 0.5, *at_samples.domain.box)
+    for made, rows in ((at_samples, X[:40]), (anywhere, corners), (at_samples, corners)):
+        mixture = Mixture(made, X[:10], Known(rows, own.model.logits(rows)), 40)
+        client, server = SimulatedClient(made), SimulatedServer(own, made)
+        logits = np.concatenate([run(client, server, block) for block in mixture.blocks()])
+        if made is at_samples and rows is corners:
+            with pytest.raises(ReplyError, match="or the known samples are not calibration samples"):
+                mixture.read(logits)
+        else:
+            assert mixture.read(logits).shape == (10, 1)

@@ -89,7 +89,8 @@ def query_command(
         typer.Option(help="Hide this many samples of --known in each request (layout batch) and check them.", min=0),
     ] = 0,
     known: Annotated[
-        Path | None, typer.Option(help="Samples with their logits (`predict FIT DATA -o known.npz`), for --canaries.")
+        Path | None,
+        typer.Option(help="Calibration samples with logits (`predict FIT CALIB -o known.npz`), for --canaries."),
     ] = None,
     features: Annotated[
         Path | None,

@@ -22,14 +22,18 @@ from quad4fhe.planning.box import check_inside
 from quad4fhe.planning.noise import between, deciding
 from quad4fhe.planning.plan import Plan
 
-# The plan bounds the error of a margin at the calibration samples; at other samples it may be a little larger.
+# A plan made with calibration samples bounds errors there. Elsewhere in the box they can be several times as large, so
+# canaries have to be calibration samples. A plan made without samples bounds errors anywhere in the box.
 SLACK = 1.25
 _EMPTY = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Samples X (m, d) and their plaintext logits (m, K)."""
+    """Samples X (m, d) and their plaintext logits (m, K).
+
+    Take calibration samples of the fit: other samples can raise a false alarm where the plan bounds errors only there.
+    """
 
     X: Array
     logits: Array
@@ -40,8 +44,8 @@ class Known:
 
     @classmethod
     def load(cls, path: str | Path) -> Known:
-        """Read an .npz file with the arrays X and logits, as written by `quad4fhe predict FIT DATA -o known.npz`."""
-        fix = "make it with: quad4fhe predict FIT DATA -o known.npz"
+        """Read an .npz file with the arrays X and logits, as written by `quad4fhe predict FIT CALIB -o known.npz`."""
+        fix = "make it with: quad4fhe predict FIT CALIB -o known.npz"
         with opened(path) as file, open_npz(file, fix) as archive:
             missing = {"X", "logits"} - set(archive.files)
             if missing:
@@ -99,15 +103,22 @@ class Mixture:
             raise ReplyError(
                 f"{wrong} of {off.size} canaries have other logits than the model gives them (margins are off by up to "
                 f"{float(off.max()):.3g}, encryption explains at most {tolerance:.3g}): the server did not evaluate "
-                "this model on these samples, so its answers are discarded"
+                f"this model on these samples{self._doubt}, so its answers are discarded"
             )
         out = np.empty((len(self._X), logits.shape[1]))
         out[places[places >= 0]] = logits[places >= 0]
         return out
 
     @property
+    def _doubt(self) -> str:
+        """The other reason that canaries can be off."""
+        if self._plan.error.source != "samples":
+            return ""
+        return ", or the known samples are not calibration samples, where this plan bounds errors"
+
+    @property
     def tolerance(self) -> float:
-        """How far the margin of an honest reply may be from a known one."""
+        """How far the margin of an honest reply may be from a known one; see SLACK."""
         return SLACK * self._plan.error.bound + self._known.slack
 
     @property
