@@ -146,10 +146,11 @@ def test_a_part_from_a_stranger_may_not_run_subgraphs_or_read_files(tmp_path: Pa
     )
     loop = helper.make_node("If", ["c"], ["out"], then_branch=inner, else_branch=inner)
     other = helper.make_node("Evil", ["x"], ["out"], domain="com.stranger")
+    drawn = helper.make_node("RandomNormalLike", ["x"], ["out"])
     x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 2])
     c = helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, [])
     out = helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, ["n", 2])
-    for node, words in ((loop, "runs a subgraph"), (other, "'com.stranger'")):
+    for node, words in ((loop, "runs a subgraph"), (other, "'com.stranger'"), (drawn, "draws random numbers")):
         model = helper.make_model(helper.make_graph([node], "g", [x, c], [out]))
         with pytest.raises(InputError, match=words):
             FeaturePart(model.SerializeToString())({"x": np.zeros((1, 2)), "c": np.array([True])})

@@ -268,14 +268,18 @@ def _sides(each: RawInput, array: NDArray[Any]) -> Iterable[tuple[int | None, in
 
 
 _SUBGRAPHS = frozenset(("If", "Loop", "Scan", "SequenceMap"))
+_RANDOM = frozenset(
+    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+)
 # com.microsoft: operations that every onnxruntime has, such as the Tokenizer that skl2onnx writes for texts.
 _DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft"))
 
 
 def check_graph(graph: bytes) -> None:
-    """Reject what an untrusted feature part may not do: run subgraphs, call other domains, read other files.
+    """Reject what an untrusted feature part may not do: run subgraphs, call other domains, read other files, draw.
 
-    A loop could run for a time that depends on the raw input, and whoever waits for the request could see that.
+    A loop could run for a time that depends on the raw input, and whoever waits for the request could see that. Random
+    numbers would give one input another decision each time.
     """
     try:
         import onnx
@@ -291,6 +295,10 @@ def check_graph(graph: bytes) -> None:
         ):
             raise InputError(
                 f"the feature part has the operation {node.op_type!a}, which runs a subgraph; export without it"
+            )
+        if node.op_type in _RANDOM:
+            raise InputError(
+                f"the feature part has the operation {node.op_type!a}, which draws random numbers; export without it"
             )
         if node.domain not in _DOMAINS:
             raise InputError(f"the feature part has an operation of domain {node.domain!a}, wanted standard ONNX")
