@@ -130,6 +130,21 @@ def test_the_page_shows_decisions_whose_scores_the_server_hides(
 
 @needs_node
 @needs_chromium
+def test_the_page_takes_plans_for_raw_features_in_the_thousands(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    sizes = np.array([1.0, 4000.0])
+    mlp = MLP(rng.normal(size=(8, 2)) / sizes, rng.normal(size=8), rng.normal(size=(1, 8)), rng.normal(size=1))
+    X = rng.normal(size=(300, 2)) * sizes
+    found = fit(mlp, X, family="shared")
+    made = plan(found, samples=2048, layout="batch", precision="strict")
+    assert made.scales.x + np.log2(made.reach) > 52  # an encoded value has more bits than a float64 holds exactly
+    margins = np.abs(found.model.logits(X)[:, 0])
+    rows = _inside(found, X[margins > 2 * made.error.bound], 40)
+    _in_the_browser(found, made, rows, tmp_path, "those of the Python client")
+
+
+@needs_node
+@needs_chromium
 def test_the_page_speaks_lift_above_degree_two(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     mlp = MLP(rng.normal(size=(12, 3)), rng.normal(size=12), rng.normal(size=(3, 12)), rng.normal(size=3))

@@ -8,7 +8,7 @@ import type { SecretKey } from "./seal.ts";
 import { joined, LEAST_SECURITY, narrowMaskOf, publicKey, publicKeyForm, SEED_BYTES } from "./seeds.ts";
 
 const LARGEST_PRIME = 2n ** 32n;
-const ENCODED_BITS = 50; // of an encoded input, so that residues are exact (`SecretKey.residues`)
+const ENCODED_BITS = 62; // of an encoded input, as in the Python client: `SecretKey.residues` is exact up to there
 
 /** The degree of the polynomial model, which a reply has one polynomial more than. */
 function degreeOf(plan: Plan): number {

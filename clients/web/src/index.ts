@@ -124,7 +124,7 @@ function connection(service: Service, plan: Plan, pinned: boolean, offered: read
 
 const registered = new WeakSet<Client>();
 
-const AGAIN_TELLS = "the server learns it if you now correct the value and ask again";
+const AGAIN_TELLS = "The server learns that it lay outside if you correct the value and ask again";
 
 /**
  * Throw for samples outside the plan's box. Where the plan is the server's, call this after everything was sent; `then`
@@ -134,7 +134,7 @@ export function refuseOutside(rows: readonly ArrayLike<number>[], server: Connec
   const why = outside(rows, server.plan);
   if (why === null) return;
   if (server.pinned) throw new AskError(`${why}; correct the value, or clip it to the range`);
-  throw new AskError(`${why}. The server chose this range, so everything was sent first, for it not to learn this; ${then}`);
+  throw new AskError(`${why}. The server chose this range, so everything was sent before this check: otherwise the server would learn its result. ${then}`);
 }
 
 /**

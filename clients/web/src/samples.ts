@@ -21,6 +21,8 @@ export function checked(rows: readonly ArrayLike<number>[], plan: Plan): readonl
   return rows;
 }
 
+const short = (value: number) => String(Number(value.toPrecision(6)));
+
 /** Why some samples lie outside the plan's box, or null. Outside it, a value can overflow without a sign. */
 export function outside(rows: readonly ArrayLike<number>[], plan: Plan): string | null {
   const found = rows.flatMap((row, n) => {
@@ -33,7 +35,7 @@ export function outside(rows: readonly ArrayLike<number>[], plan: Plan): string 
   const many = found.length === 1 ? "one sample lies" : `${found.length} of ${rows.length} samples lie`;
   return (
     `${many} outside the range the model was fitted for: in sample ${n + 1}, ${featureName(plan, i)} is ${value}, ` +
-    `wanted ${plan.low[i]} to ${plan.high[i]}`
+    `wanted ${short(plan.low[i]!)} to ${short(plan.high[i]!)}`
   );
 }
 

@@ -87,8 +87,9 @@ export class SecretKey {
    * Whole coefficients (N) as doubles to residues in NTT form, (primes, N); SEAL transforms them.
    *
    * The rest c - q floor(c / q) is exact for |c| < 2^52: a quotient that is not whole differs from every whole number by
-   * at least |1 / c| of itself, which is more than rounding changes. The operator % takes more than twice as long for a
-   * zero, which would tell a server with a box of its choice whether a feature lies at the edge.
+   * at least |1 / c| of itself, which is more than rounding changes. Coefficients up to 2^62 are reduced in two steps, the
+   * part above 2^20 first; then what is left is below 2^52, because primes are below 2^32. The operator % takes more than
+   * twice as long for a zero, which would tell a server with a box of its choice whether a feature lies at the edge.
    */
   residues(coefficients: Float64Array): Uint32Array<ArrayBuffer> {
     const { ring, primes } = this.chain;
@@ -96,7 +97,8 @@ export class SecretKey {
     const words = new Uint32Array(4 * count); // two polynomials, because SEAL takes no fewer; 64 bits a residue
     for (const [place, q] of primes.map(Number).entries()) {
       for (let i = 0, at = 2 * place * ring; i < ring; i++, at += 2) {
-        const c = coefficients[i]!;
+        const high = Math.floor(coefficients[i]! / 2 ** 20);
+        const c = (high - q * Math.floor(high / q)) * 2 ** 20 + (coefficients[i]! - high * 2 ** 20);
         words[at] = c - q * Math.floor(c / q);
       }
       words[2 * (count + place * ring)] = 1; // the second polynomial is the constant 1: SEAL refuses a zero

@@ -45,15 +45,19 @@ test("rounding has mean zero: a coefficient of a quarter becomes one in a quarte
 });
 
 test("residues are exact up to the largest coefficients that a plan allows", () => {
-  const [ring, primes] = [1024, [12289n]] as const;
-  const key = new SecretKey(seal, { ring, primes, special: null });
-  for (const c of [0, -0, 1, -1, 12288, 12289, -12289, 2 ** 50, -(2 ** 50), 2 ** 50 - 1, 12289 * 91_000_000_000 - 1, 1 - 12289 * 91_000_000_000]) {
-    const coefficients = new Float64Array(ring);
-    coefficients[0] = c; // a constant: every residue in NTT form is the constant
-    const wanted = Number(((BigInt(c) % 12289n) + 12289n) % 12289n);
-    assert.deepEqual(new Set(key.residues(coefficients)), new Set([wanted]));
+  const ring = 2048;
+  const sizes = [0, 1, 12288, 12289, 2 ** 50, 2 ** 50 - 1, 12289 * 91_000_000_000 - 1, 2 ** 53 - 1, 2 ** 62, 2 ** 62 - 2 ** 9, 4294955009 * 2 ** 29 - 2 ** 10];
+  // The second prime is the largest of this ring below 2^32.
+  for (const q of [12289n, 4294955009n]) {
+    const key = new SecretKey(seal, { ring, primes: [q], special: null });
+    for (const c of sizes.flatMap((size) => [size, -size])) {
+      const coefficients = new Float64Array(ring);
+      coefficients[0] = c; // a constant: every residue in NTT form is the constant
+      const wanted = Number(((BigInt(c) % q) + q) % q);
+      assert.deepEqual(new Set(key.residues(coefficients)), new Set([wanted]), `${c} modulo ${q}`);
+    }
+    key.forget();
   }
-  key.forget();
 });
 
 test("coefficients stay within the largest value, so that a plan's reach bounds them", () => {

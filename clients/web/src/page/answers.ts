@@ -23,8 +23,13 @@ function one(place: HTMLElement, { decision, scores }: Answer, plan: Plan): void
     return;
   }
   const { logits } = scores;
-  const labels = Array.from(logits, (_, k) => (logits.length === 1 ? "score" : className(plan, k)));
-  show(place, verdict, ...trust(scores, plan), bars(labels, logits, decision));
+  const shown = logits.length === 1 ? single(logits[0]!, plan) : bars(Array.from(logits, (_, k) => className(plan, k)), logits, decision);
+  show(place, verdict, ...trust(scores, plan), shown);
+}
+
+/** A model with one output decides by its sign, so a bar would have nothing to compare it with. */
+function single(score: number, plan: Plan): HTMLElement {
+  return element("p", {}, `Score: ${number(score)}. A positive score means ${className(plan, 1)}, any other ${className(plan, 0)}.`);
 }
 
 function trust({ margin, certain, reliable }: Scores, plan: Plan): HTMLElement[] {

@@ -12,7 +12,7 @@ import { Keeper } from "./keeper.ts";
 import { findPlace } from "./place.ts";
 import { bytes, element, number, show } from "./view.ts";
 
-const CLIPPED_IS_HERE = "for the answer to values moved to its edge, tick the box and press the button, and nothing more is sent";
+const CLIPPED_IS_HERE = "To see the answer for values moved to the edge, tick the box and press the button; nothing more is sent";
 
 const MOST_FIELDS = 200; // an image has more values than anybody types
 
@@ -145,7 +145,7 @@ async function ask(): Promise<void> {
   const before = clip && unread !== undefined && same(unread.rows, rows) ? unread.exchange : undefined;
   const exchange = before ?? (await sendAll(rows, plan));
   unread = clip ? undefined : { rows, exchange };
-  if (!clip) refuseOutside(rows, server!, `${CLIPPED_IS_HERE}; it learns it if you correct the value and ask again`);
+  if (!clip) refuseOutside(rows, server!, `${CLIPPED_IS_HERE}. The server learns that it lay outside if you correct the value and ask again`);
   unread = undefined;
   const answers: Answer[] = [];
   for (const { id, reply } of exchange.replies) answers.push(...(await keeper.decide(reply, id)));
@@ -195,7 +195,7 @@ function traffic({ rows }: Cells, plan: Plan, sent: Exchange): void {
   show(
     $("left"),
     element("p", {}, element("code", {}, `${hex} …`)),
-    element("p", {}, `${bytes(sent.up)} of ciphertext sent, ${bytes(sent.down)} received, in ${number(sent.seconds)} s.`),
+    element("p", {}, `${bytes(sent.up)} of ciphertext sent, ${bytes(sent.down)} received, in ${sent.seconds.toFixed(2)} s.`),
   );
   $("traffic").hidden = false;
 }

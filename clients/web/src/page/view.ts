@@ -33,12 +33,11 @@ export function bars(labels: readonly string[], values: ArrayLike<number>, decis
   const low = Math.min(0, ...scores);
   const span = Math.max(...scores.map(Math.abs), ...scores.map((score) => score - low)) || 1;
   const cells = scores.flatMap((score, k) => {
-    const best = scores.length === 1 || k === decision;
     const fill = element("i", {});
     fill.style.width = `${(100 * (score - low)) / span}%`;
     return [
       element("span", {}, labels[k]!),
-      element("span", { class: best ? "track best" : "track", "aria-hidden": "true" }, fill),
+      element("span", { class: k === decision ? "track best" : "track", "aria-hidden": "true" }, fill),
       element("span", {}, number(score)),
     ];
   });
