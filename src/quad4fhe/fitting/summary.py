@@ -60,7 +60,8 @@ def own_lines(fit: Fit) -> Lines:
     lines.append(_certificate(fit))
     if d.quantisation.decimals is not None:
         q = d.quantisation
-        lines.append(("safe rounding", f"{q.decimals} decimals or {q.bits} bits after the point"))
+        places = f"{q.decimals} decimal{'' if q.decimals == 1 else 's'}"
+        lines.append(("safe rounding", f"{places} or {q.bits} bit{'' if q.bits == 1 else 's'} after the point"))
     lines += [] if fit.guarantee is None else fit.guarantee.lines()
     return lines + [("note", note) for note in d.notes]
 

@@ -18,7 +18,7 @@ class Shared(Family):
     """alpha, beta and eta (and tau, if the threshold is free)."""
 
     name = "shared"
-    replaced = "one quadratic in the place of every ReLU"
+    replaced = "one quadratic in place of every ReLU"
     drawn = "the one quadratic that replaces it"
     remark = "It need not be close to ReLU: only the decisions count, and they fix neither scale nor offset."
 
