@@ -7,6 +7,7 @@
 import { AskError } from "./errors.ts";
 
 const SUBGRAPHS = new Set(["If", "Loop", "Scan", "SequenceMap"]);
+const RANDOM = new Set(["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]);
 const DOMAINS = new Set(["", "ai.onnx", "ai.onnx.ml", "com.microsoft"]);
 
 // Numbers of fields in ONNX's messages (onnx.proto).
@@ -17,7 +18,7 @@ const ATTRIBUTE = { graph: 6, graphs: 11, type: 20 };
 const GRAPH_TYPES: readonly unknown[] = [5n, 10n];
 const TENSOR = { external: 13, location: 14 };
 
-/** Raise AskError for a graph that runs subgraphs, uses operations of other domains, or reads other files. */
+/** Raise AskError for a graph that runs subgraphs, draws random numbers, uses other domains, or reads other files. */
 export function checkGraph(bytes: Uint8Array): void {
   let graphs = 0;
   for (const [field, model] of fields(bytes)) {
@@ -35,6 +36,7 @@ export function checkGraph(bytes: Uint8Array): void {
 function checkNode(node: Uint8Array): void {
   for (const [field, value] of fields(node)) {
     if (field === NODE.operation && SUBGRAPHS.has(text(value))) refuse(`has the operation ${text(value)}, which runs a subgraph`);
+    if (field === NODE.operation && RANDOM.has(text(value))) refuse(`has the operation ${text(value)}, which draws random numbers`);
     if (field === NODE.domain && !DOMAINS.has(text(value))) refuse("has an operation that is not standard ONNX");
     if (field !== NODE.attribute) continue;
     for (const [part, inner] of fields(message(value))) {

@@ -26,13 +26,14 @@ test("plain operations pass, of every domain that onnxruntime has", () => {
   check(model(node("Gemm", attribute, fixed), node("Scaler", field(7, "ai.onnx.ml")), field(5, [...whole(1, 2), ...field(9, [1, 2, 3, 4])])));
 });
 
-test("subgraphs, other domains, own functions and other files are refused", () => {
+test("subgraphs, random numbers, other domains, own functions and other files are refused", () => {
   const cases: [readonly number[], RegExp][] = [
     [model(node("Loop")), /has the operation Loop, which runs a subgraph/],
     [model(node("Relu"), node("If")), /operation If/],
     [model(node("Custom", field(5, field(6, node("Relu"))))), /runs a subgraph/],
     [model(node("Custom", field(5, field(11, node("Relu"))))), /runs a subgraph/],
     [model(node("Custom", field(5, whole(20, 5)))), /runs a subgraph/],
+    [model(node("RandomNormalLike")), /RandomNormalLike, which draws random numbers/],
     [model(node("Relu", field(7, "evil"))), /not standard ONNX/],
     [[...model(node("Relu")), ...field(25, field(1, "mine"))], /functions of its own/],
     [model(field(5, whole(14, 1))), /another file/],
