@@ -5,9 +5,9 @@ each unit's own least-squares polynomial, rounded as a unitwise fit is: their co
 All of them take turns, and the smallest time of each counts:
 
     git worktree add /tmp/old 47a9d6e
-    python benchmarks/degrees_cost.py --old /tmp/old
+    OPENBLAS_NUM_THREADS=1 python benchmarks/degrees_cost.py --old /tmp/old
 
-Writes benchmarks/degrees_cost.json.
+With more threads the CPU time is larger, because BLAS threads spin. Writes benchmarks/degrees_cost.json.
 """
 
 from __future__ import annotations
