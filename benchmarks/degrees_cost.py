@@ -2,12 +2,12 @@
 
 Otto, width 256, strict plans of layout batch over the calibration range, plain replies. The models above degree 2 are
 each unit's own least-squares polynomial, rounded as a unitwise fit is: their cost is that of a fit, without its time.
-All of them take turns, and the smallest time of each counts:
+All of them take turns, each with one BLAS thread (more of them spin), and the smallest time of each counts:
 
-    git worktree add /tmp/old 47a9d6e
-    OPENBLAS_NUM_THREADS=1 python benchmarks/degrees_cost.py --old /tmp/old
+    git worktree add ../old 47a9d6e
+    python benchmarks/degrees_cost.py --old ../old
 
-With more threads the CPU time is larger, because BLAS threads spin. Writes benchmarks/degrees_cost.json.
+Writes benchmarks/degrees_cost.json.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from degrees import load
 from machine import describe
 from quad4fhe import MLP, Client, Server, fit, plan
 from quad4fhe._progress import silent
+from quad4fhe._threads import one_thread
 from quad4fhe.fitting.degrees.fitting import own_coefficients
 from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
 from quad4fhe.fitting.degrees.selection import DegreeSelection
@@ -128,6 +129,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
+    if not (options.old / "src" / "quad4fhe").is_dir():
+        parser.error(f"--old {options.old}: no working tree of quad4fhe; make one as described above")
     mlp, X, _ = load("otto", Path("."))
     X = X[:ROWS]
     quadratic = fit(mlp, X, family="shared")
@@ -174,4 +177,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_thread():
+        main()
