@@ -20,8 +20,9 @@ from quad4fhe.fitting import Fit, fit
 from quad4fhe.he import seal
 from quad4fhe.he.predict import predict_encrypted
 from quad4fhe.layouts import LAYOUTS
+from quad4fhe.layouts.batch.evaluation import multiply
 from quad4fhe.layouts.planner import plan
-from quad4fhe.layouts.residues import kernels, multiply
+from quad4fhe.layouts.residues import kernels
 from quad4fhe.mlp import MLP
 from quad4fhe.planning.chains import largest_primes
 from quad4fhe.planning.exactness import exact_matrix

@@ -15,6 +15,7 @@ from quad4fhe.layouts.residues import kernels
 from quad4fhe.mlp import decide
 from quad4fhe.planning.bounds import bound
 from quad4fhe.planning.chains import largest_primes
+from quad4fhe.planning.exactness import largest_prime_bits, residue_bound
 from quad4fhe.planning.fold import fold, resolution
 from quad4fhe.planning.simulate import SimulatedClient, SimulatedServer, run
 from quad4fhe.polynomial import PolynomialModel
@@ -44,15 +45,18 @@ def fitted(degree: int, samples: int = 300, **shape: int) -> tuple[Any, np.ndarr
 def test_expansion_is_that_of_whole_numbers(name: Any, degree: int) -> None:
     if name == "numba":
         pytest.importorskip("numba")
-    q = largest_primes(8192, 30, 1)[0]
+    q = largest_primes(8192, largest_prime_bits(degree), 1)[0]
     half = q // 2
-    values = RNG.integers(-half, half, (3, 2, 4)).astype(np.float64)
-    bias, a = RNG.integers(-half, half, 3).astype(np.float64), RNG.integers(-half, half, (degree, 3)).astype(np.float64)
+    units = 50
+    values = RNG.integers(-half, half, (units, 2, 4)).astype(np.float64)
+    bias = RNG.integers(-half, half, units).astype(np.float64)
+    a = RNG.integers(-half, half, (degree, units)).astype(np.float64)
     values[0], a[:, 0], bias[0] = half, half, half  # the largest there are
-    out = np.empty((3, degree + 1, 4))
+    values[1:25], a[:, 1:25], bias[1:25] = (half * RNG.choice([-1, 1], s) for s in ((24, 2, 4), (degree, 24), 24))
+    out = np.empty((units, degree + 1, 4))
     kernels(name).expand(values.copy(), bias, a, q, out)
-    assert np.abs(out).max() <= half + 2**10
-    for j in range(3):
+    assert np.abs(out).max() <= residue_bound(q)
+    for j in range(units):
         for t in range(4):
             x, y = int(values[j, 0, t] + bias[j]), int(values[j, 1, t])
             for i in range(degree + 1):

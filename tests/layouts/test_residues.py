@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quad4fhe import MissingExtraError
-from quad4fhe.layouts.batch.evaluation import BatchEvaluator
+from quad4fhe.layouts.batch.evaluation import BatchEvaluator, multiply
 from quad4fhe.layouts.masks import expand
-from quad4fhe.layouts.residues import kernels, multiply, residues
+from quad4fhe.layouts.residues import kernels, residues
 from quad4fhe.planning.chains import chain, largest_primes
 from quad4fhe.planning.exactness import EXACT, NotExactError, exact_matrices, exact_matrix, residue_bound
 from quad4fhe.planning.integers import IntegerCircuit, Scales

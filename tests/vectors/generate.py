@@ -10,6 +10,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
 HERE = Path(__file__).parent
 RING = 2048
 MODEL_ID = hashlib.sha256(b"a model that does not exist").hexdigest()
@@ -193,9 +195,9 @@ CIRCUIT: dict[str, Any] = {
 
 def mask(number: int, place: int, q: int) -> list[int]:
     """The second half of ciphertext `number` modulo the prime q of this place: N numbers below q."""
-    name = f"quad4fhe-mask-1 request {number} {place} {q} ".encode() + SEED
     width = -(-q.bit_length() // 8)
-    stream = hashlib.shake_128(name).digest(4 * width * RING)
+    start = b"".join(each.to_bytes(4, "big") for each in (0, number, place, 0))
+    stream = Cipher(algorithms.AES(SEED), modes.CTR(start)).encryptor().update(bytes(4 * width * RING))
     words = (int.from_bytes(stream[i : i + width], "little") for i in range(0, len(stream), width))
     return [w for w in (word % (1 << q.bit_length()) for word in words) if w < q][:RING]
 

@@ -5,7 +5,7 @@ import { AskError } from "./errors.ts";
 import type { Layout } from "./layouts.ts";
 import { type Plan, planNumber, planWhole, reachOf } from "./plan.ts";
 import type { SecretKey } from "./seal.ts";
-import { joined, LEAST_SECURITY, narrowMaskOf, publicKey, publicKeyForm, SEED_BYTES } from "./seeds.ts";
+import { joined, LEAST_SECURITY, Masks, publicKey, publicKeyForm, SEED_BYTES } from "./seeds.ts";
 
 const LARGEST_PRIME = 2n ** 32n;
 const ENCODED_BITS = 62; // of an encoded input, as in the Python client: `SecretKey.residues` is exact up to there
@@ -42,13 +42,15 @@ export const batch: Layout = {
     return plan.scaleIn + Math.log2(reach) > most ? "its inputs are too large for its scale" : null;
   },
 
-  encrypt(key, samples, plan) {
+  async encrypt(key, samples, plan) {
     const { primes, ring } = plan.chain;
     const one = primes.length * ring;
     const out = new Uint32Array(plan.features * one);
     const seed = crypto.getRandomValues(new Uint8Array(SEED_BYTES));
+    const masks = await Masks.of(seed);
     for (let i = 0; i < plan.features; i++) {
-      out.set(key.seeded(featureResidues(key, samples, i, plan.scaleIn), narrowMaskOf(seed, i, primes, ring)), i * one);
+      const mask = await masks.narrow(i, primes, ring);
+      out.set(key.seeded(featureResidues(key, samples, i, plan.scaleIn), mask), i * one);
     }
     return joined([seed, new Uint8Array(out.buffer)]);
   },

@@ -84,7 +84,7 @@ export class Client {
     const form = this.#layout.keys(this.plan);
     if (form === null) return null;
     const identity = { plan: this.plan.sha256, model: this.plan.modelId, key: this.#keyId, nonce: new Uint8Array(16) };
-    const body = await write(KEYS, identity, form, this.#layout.makeKeys!(this.#key, this.plan));
+    const body = await write(KEYS, identity, form, await this.#layout.makeKeys!(this.#key, this.plan));
     return { body, id: toHex(this.#keyId), maybeSent: this.#restored };
   }
 
@@ -95,7 +95,7 @@ export class Client {
     const samples = checked(rows, plan).map((row) => encodable(row, plan));
     const nonce = crypto.getRandomValues(new Uint8Array(16));
     const identity = { plan: plan.sha256, model: plan.modelId, key: this.#keyId, nonce };
-    const payload = this.#layout.encrypt(this.#key, samples, plan);
+    const payload = await this.#layout.encrypt(this.#key, samples, plan);
     const body = await write(REQUEST, identity, this.#layout.request(plan), payload);
     const id = nonce.join();
     this.#open.set(id, { identity, samples: rows.length });

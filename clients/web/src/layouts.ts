@@ -27,11 +27,11 @@ export interface Layout {
   /** Why a plan can't be of this layout, or null. */
   refusal(plan: Plan): string | null;
   /** The payload of a request for shifted samples, at most `plan.perRequest` of them. */
-  encrypt(key: SecretKey, samples: readonly Float64Array[], plan: Plan): Uint8Array<ArrayBuffer>;
+  encrypt(key: SecretKey, samples: readonly Float64Array[], plan: Plan): Promise<Uint8Array<ArrayBuffer>>;
   /** The logits of the first `count` samples of a reply, and whether it is plausible: no wrong key, nothing damaged. */
   decrypt(key: SecretKey, payload: Uint8Array<ArrayBuffer>, plan: Plan, count: number): { plausible: boolean; logits: Float64Array[] };
   /** The payload of fresh keys, for layouts that have them. */
-  makeKeys?(key: SecretKey, plan: Plan): Uint8Array<ArrayBuffer>;
+  makeKeys?(key: SecretKey, plan: Plan): Promise<Uint8Array<ArrayBuffer>>;
 }
 
 const LAYOUTS: readonly Layout[] = [lift, batch];

@@ -7,7 +7,7 @@ import { pack, packedBytes, unpack } from "./bits.ts";
 import { cryptographic } from "./embedding.ts";
 import type { Layout } from "./layouts.ts";
 import { type Plan, planNumber, planWhole, reachOf } from "./plan.ts";
-import { bitLength, bytesForm, joined, LEAST_SECURITY, maskOf, publicKey, publicKeyForm, SEED_BYTES } from "./seeds.ts";
+import { bitLength, bytesForm, joined, LEAST_SECURITY, Masks, publicKey, publicKeyForm, SEED_BYTES } from "./seeds.ts";
 
 const MOST_MONOMIALS = 2 ** 16;
 const LARGEST_FACTOR = 24; // log2 of what hides the score where replies tell decisions only
@@ -104,13 +104,17 @@ export const lift: Layout = {
     return null;
   },
 
-  encrypt(key, samples, plan) {
+  async encrypt(key, samples, plan) {
     const s = settingOf(plan);
     const { primes } = plan.chain;
     const message = spread(samples, plan, s);
     const seed = crypto.getRandomValues(new Uint8Array(SEED_BYTES));
-    const zeros = Array.from({ length: s.inputs }, (_, j) => key.rebased(key.zero(), maskOf(seed, "request", j, primes, plan.chain.ring), primes));
-    const first = zeros.map((zero) => key.fromNtt(zero));
+    const masks = await Masks.of(seed);
+    const first: BigUint64Array[] = [];
+    for (let j = 0; j < s.inputs; j++) {
+      const mask = await masks.wide("request", j, primes, plan.chain.ring);
+      first.push(key.fromNtt(key.rebased(key.zero(), mask, primes)));
+    }
     const parts: Uint8Array[] = [seed];
     for (const [place, q] of primes.entries()) {
       const used = new BigUint64Array(s.used);

@@ -7,69 +7,91 @@ import { pack, packedBytes } from "./bits.ts";
 import type { Form } from "./layouts.ts";
 import type { Plan } from "./plan.ts";
 import type { SecretKey } from "./seal.ts";
-import { shake128 } from "./shake.ts";
 
 export const SEED_BYTES = 32;
 export const LEAST_SECURITY = 40; // of private replies, in bits
 
-type Purpose = "request" | "key";
+const PURPOSES = { request: 0, key: 1 };
+type Purpose = keyof typeof PURPOSES;
 
-/** Residues (primes, N) in NTT form, even over each prime: `quad4fhe.layouts.masks.expand` for one ciphertext. */
-export function maskOf(seed: Uint8Array, purpose: Purpose, number: number, primes: readonly bigint[], ring: number): BigUint64Array<ArrayBuffer> {
-  const out = new BigUint64Array(primes.length * ring);
-  for (const [place, q] of primes.entries()) {
-    const width = Math.ceil(bitLength(q) / 8);
-    const mask = (1n << BigInt(bitLength(q))) - 1n;
-    even(seed, purpose, number, place, q, ring, (stream, i) => {
-      let word = 0n;
-      for (let byte = width - 1; byte >= 0; byte--) word = (word << 8n) | BigInt(stream.getUint8(i * width + byte));
-      return word & mask;
-    }, (word) => word < q, (word, i) => (out[place * ring + i] = word));
+/** The masks of one seed, which is an AES-256 key: counter mode from the block (purpose, number, place of the prime, 0). */
+export class Masks {
+  readonly #key: CryptoKey;
+
+  private constructor(key: CryptoKey) {
+    this.#key = key;
   }
-  return out;
+
+  static async of(seed: Uint8Array<ArrayBuffer>): Promise<Masks> {
+    return new Masks(await crypto.subtle.importKey("raw", seed, "AES-CTR", false, ["encrypt"]));
+  }
+
+  /** Residues (primes, N) in NTT form, even over each prime: `quad4fhe.layouts.masks.expand` for one ciphertext. */
+  async wide(purpose: Purpose, number: number, primes: readonly bigint[], ring: number): Promise<BigUint64Array<ArrayBuffer>> {
+    const out = new BigUint64Array(primes.length * ring);
+    await this.#each(purpose, number, primes, ring, (stream, q, place) => {
+      const width = Math.ceil(bitLength(q) / 8);
+      const mask = (1n << BigInt(bitLength(q))) - 1n;
+      const word = (i: number) => {
+        let found = 0n;
+        for (let byte = width - 1; byte >= 0; byte--) found = (found << 8n) | BigInt(stream.getUint8(i * width + byte));
+        return found & mask;
+      };
+      return firstBelow(word, q, Math.floor(stream.byteLength / width), out.subarray(place * ring, (place + 1) * ring));
+    });
+    return out;
+  }
+
+  /** The same of a request, for primes below 2^32, without big integers. */
+  async narrow(number: number, primes: readonly bigint[], ring: number): Promise<Uint32Array<ArrayBuffer>> {
+    const out = new Uint32Array(primes.length * ring);
+    await this.#each("request", number, primes, ring, (stream, q, place) => {
+      const bits = bitLength(q);
+      const [width, mask] = [Math.ceil(bits / 8), bits === 32 ? 0xffffffff : 2 ** bits - 1];
+      const word =
+        width === 4
+          ? (i: number) => (stream.getUint32(4 * i, true) & mask) >>> 0
+          : (i: number) => {
+              let found = 0;
+              for (let byte = width - 1; byte >= 0; byte--) found = (found << 8) | stream.getUint8(i * width + byte);
+              return found & mask;
+            };
+      return firstBelow(word, Number(q), Math.floor(stream.byteLength / width), out.subarray(place * ring, (place + 1) * ring));
+    });
+    return out;
+  }
+
+  /** Give the stream of every prime to `take`, and a longer one until it found enough. */
+  async #each(
+    purpose: Purpose,
+    number: number,
+    primes: readonly bigint[],
+    ring: number,
+    take: (stream: DataView, q: bigint, place: number) => boolean,
+  ): Promise<void> {
+    await Promise.all(
+      primes.map(async (q, place) => {
+        const bits = bitLength(q);
+        const counter = new DataView(new ArrayBuffer(16));
+        [PURPOSES[purpose], number, place, 0].forEach((each, i) => counter.setUint32(4 * i, each));
+        for (let words = ring + Math.ceil(ring * (Number(1n << BigInt(bits)) / Number(q) - 1)) + 16; ; words *= 2) {
+          const zeros = new Uint8Array(Math.ceil(bits / 8) * words);
+          const stream = await crypto.subtle.encrypt({ name: "AES-CTR", counter, length: 32 }, this.#key, zeros);
+          if (take(new DataView(stream), q, place)) return;
+        }
+      }),
+    );
+  }
 }
 
-/** The same for primes below 2^32, without big integers. */
-export function narrowMaskOf(seed: Uint8Array, number: number, primes: readonly bigint[], ring: number): Uint32Array<ArrayBuffer> {
-  const out = new Uint32Array(primes.length * ring);
-  for (const [place, q] of primes.entries()) {
-    const bits = bitLength(q);
-    const [width, prime, mask] = [Math.ceil(bits / 8), Number(q), bits === 32 ? 0xffffffff : 2 ** bits - 1];
-    const word =
-      width === 4
-        ? (stream: DataView, i: number) => (stream.getUint32(4 * i, true) & mask) >>> 0
-        : (stream: DataView, i: number) => {
-            let found = 0;
-            for (let byte = width - 1; byte >= 0; byte--) found = (found << 8) | stream.getUint8(i * width + byte);
-            return found & mask;
-          };
-    even(seed, "request", number, place, q, ring, word, (each) => each < prime, (each, i) => (out[place * ring + i] = each));
+/** The first words that are below q; whether they fill `out`. */
+function firstBelow<T extends number | bigint>(word: (i: number) => T, q: T, count: number, out: { [i: number]: T; length: number }): boolean {
+  let found = 0;
+  for (let i = 0; i < count && found < out.length; i++) {
+    const each = word(i);
+    if (each < q) out[found++] = each;
   }
-  return out;
-}
-
-/** Read words from the stream of one ciphertext and prime until N of them were below the prime. */
-function even<T>(
-  seed: Uint8Array,
-  purpose: Purpose,
-  number: number,
-  place: number,
-  q: bigint,
-  ring: number,
-  word: (stream: DataView, i: number) => T,
-  below: (word: T) => boolean,
-  put: (word: T, i: number) => void,
-): void {
-  const bits = bitLength(q);
-  const name = joined([new TextEncoder().encode(`quad4fhe-mask-1 ${purpose} ${number} ${place} ${q} `), seed]);
-  for (let wanted = ring + Math.ceil(ring * (Number(1n << BigInt(bits)) / Number(q) - 1)) + 16, found = 0; found < ring; wanted *= 2) {
-    const stream = new DataView(shake128(name, Math.ceil(bits / 8) * wanted).buffer);
-    found = 0;
-    for (let i = 0; i < wanted && found < ring; i++) {
-      const each = word(stream, i);
-      if (below(each)) put(each, found++);
-    }
-  }
+  return found === out.length;
 }
 
 /** The form of a public key. */
@@ -78,11 +100,12 @@ export function publicKeyForm(plan: Plan): Form {
 }
 
 /** A fresh public key, its second half as a seed. */
-export function publicKey(key: SecretKey, plan: Plan): Uint8Array<ArrayBuffer> {
+export async function publicKey(key: SecretKey, plan: Plan): Promise<Uint8Array<ArrayBuffer>> {
   const seed = crypto.getRandomValues(new Uint8Array(SEED_BYTES));
   const moduli = every(plan);
   const { ring } = plan.chain;
-  const first = key.rebased(key.publicKey(), maskOf(seed, "key", 0, moduli, ring), moduli);
+  const mask = await (await Masks.of(seed)).wide("key", 0, moduli, ring);
+  const first = key.rebased(key.publicKey(), mask, moduli);
   return joined([seed, ...moduli.map((q, place) => pack(first.subarray(place * ring, (place + 1) * ring), bitLength(q)))]);
 }
 

@@ -67,8 +67,7 @@ async function open(plan: Plan, storage: boolean): Promise<[Client, KeyOrigin]> 
   }
 }
 
-self.onmessage = async ({ data }: MessageEvent<{ number: number; task: Task }>) => {
-  const { number, task } = data;
+async function answer({ number, task }: { number: number; task: Task }): Promise<void> {
   try {
     const [value, moved] = await run(task);
     self.postMessage({ number, value } satisfies Result, { transfer: moved });
@@ -76,4 +75,10 @@ self.onmessage = async ({ data }: MessageEvent<{ number: number; task: Task }>) 
     const fatal = error instanceof WebAssembly.RuntimeError;
     self.postMessage({ number, error: messageOf(error), fatal } satisfies Result);
   }
+}
+
+// One task after the other: a start frees the key, which an encryption that waits for its masks still needs.
+let last = Promise.resolve();
+self.onmessage = ({ data }: MessageEvent<{ number: number; task: Task }>) => {
+  last = last.then(() => answer(data));
 };

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe.he.seal import Context, SecretKey, words
+from quad4fhe.layouts.batch.evaluation import multiply
 from quad4fhe.layouts.packed.search import PACKED_CHAINS
-from quad4fhe.layouts.residues import kernels, multiply
+from quad4fhe.layouts.residues import kernels
 from quad4fhe.planning.chains import chain
 from quad4fhe.planning.costs import Machine
 from quad4fhe.planning.exactness import exact_matrix

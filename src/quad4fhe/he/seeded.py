@@ -82,7 +82,7 @@ class SeededEncryptor:
             number, self._count = self._count, self._count + 1
             made = self._encrypt(plain)
             if self._mask is None:  # kept, because fresh memory takes longer to get than to fill
-                self._mask = np.empty(made.shape[1:], dtype=np.uint64)
+                self._mask = np.empty((1, *made.shape[1:]), dtype=np.uint64)
             expand_into(self._mask, self._seed, "request", number, self._primes)
-            first: Words = self._rebased(made[None], self._mask[None])[0]
+            first: Words = self._rebased(made[None], self._mask)[0]
         return first

@@ -1,5 +1,7 @@
 """Element-by-element operations on residues, compiled; `_kernels_numpy` documents each of them.
 
+The compiled functions are called as they are: several thousand calls a request would notice one more layer.
+
 int64 division does not vectorise, nor do its conversions on AVX2. So everything stays in float64: a fused multiply-add
 gives the exact error of a product, and x*y mod q takes five vector instructions for any q below 2^31.
 """
@@ -11,7 +13,6 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
 
@@ -43,8 +44,8 @@ def _centred(v: float, q: float, inverse: float) -> float:
 
 @njit(inline="always")
 def _product(x: float, y: float, q: float, inverse: float) -> float:
-    # x y = p + e exactly, |e| <= 2^7 for |x y| <= 2^61. k is off by at most 1/2 + 2^-22, so p - k q is an integer of
-    # at most q/2 + 2^9 and the second fma is exact too.
+    # x y = p + e exactly, |e| <= 2^9 for |x y| <= 2^63. With |x y| <= 4 (q/2)^2 and a little, for q < 2^31, k is off
+    # by at most 1/2 + 2^-20.9, so p - k q is an integer of at most q/2 + 1.1 * 2^10, and the second fma is exact too.
     p = x * y
     e = _fma(x, y, -p)
     k = (p * inverse + _ROUND) - _ROUND
@@ -52,7 +53,8 @@ def _product(x: float, y: float, q: float, inverse: float) -> float:
 
 
 @njit(nogil=True, cache=True)
-def _load(words: Any, q: float, half: float, out: Array) -> None:
+def load(words: Any, q: int, out: Array) -> None:
+    half = q // 2
     for i in range(words.shape[0]):
         for p in range(words.shape[1]):
             for k in range(words.shape[2]):
@@ -61,14 +63,15 @@ def _load(words: Any, q: float, half: float, out: Array) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _centre(values: Array, q: float) -> None:
+def centre(values: Array, q: int) -> None:
     inverse = 1.0 / q
-    for k in range(values.size):
-        values[k] = _centred(values[k], q, inverse)
+    flat = values.reshape(-1)
+    for k in range(flat.size):
+        flat[k] = _centred(flat[k], q, inverse)
 
 
 @njit(nogil=True, cache=True)
-def _raise(high: Array, rows: Any, low: Array, q: float, step: float) -> None:
+def raise_limb(high: Array, rows: Any, low: Array, q: int, step: float) -> None:
     inverse = 1.0 / q
     for i in range(high.shape[0]):
         j = rows[i]
@@ -77,7 +80,7 @@ def _raise(high: Array, rows: Any, low: Array, q: float, step: float) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _square(values: Array, bias: Array, q: float, out: Array) -> None:
+def square(values: Array, bias: Array, q: int, out: Array) -> None:
     inverse = 1.0 / q
     width = values.shape[2]
     x, y = np.empty(width), np.empty(width)
@@ -97,7 +100,7 @@ def _square(values: Array, bias: Array, q: float, out: Array) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _expand(values: Array, bias: Array, coefficients: Array, q: float, out: Array) -> None:
+def expand(values: Array, bias: Array, coefficients: Array, q: int, out: Array) -> None:
     inverse = 1.0 / q
     degree, units, width = coefficients.shape[0], values.shape[0], values.shape[2]
     x, first, power = np.empty(width), np.empty(width), np.empty(width)
@@ -137,7 +140,7 @@ def _expand(values: Array, bias: Array, coefficients: Array, q: float, out: Arra
 
 
 @njit(nogil=True, cache=True)
-def _store(values: Array, bias: Array, q: float, out: Any) -> None:
+def store(values: Array, bias: Array, q: int, out: Any) -> None:
     inverse = 1.0 / q
     for j in range(values.shape[0]):
         for p in range(values.shape[1]):
@@ -147,36 +150,3 @@ def _store(values: Array, bias: Array, q: float, out: Any) -> None:
                 v = v + q if v < 0.0 else v
                 v = v - q if v >= q else v
                 out[j, p, k] = np.uint32(v)
-
-
-def load(words: NDArray[Any], q: int, out: Array) -> None:
-    """Unsigned residues (d, p, T) to centred float64 of the same shape."""
-    _load(words, float(q), float(q // 2), out)
-
-
-def centre(values: Array, q: int) -> None:
-    """Reduce exact integers |v| <= 2^53 in place to centred residues."""
-    _centre(values.reshape(-1), float(q))
-
-
-def raise_limb(high: Array, rows: NDArray[np.intp], low: Array, q: int, step: float) -> None:
-    """low[rows] += step * (high mod q): one Horner step from a higher limb (r, n) into a lower one (m, n)."""
-    _raise(high, rows, low, float(q), step)
-
-
-def square(values: Array, bias: Array, q: int, out: Array) -> None:
-    """(c0 + bias, c1) of (m, 2, T) to the three polynomials of the square, (m, 3, T), centred."""
-    _square(values, bias, float(q), out)
-
-
-def expand(values: Array, bias: Array, coefficients: Array, q: int, out: Array) -> None:
-    """g(c0 + bias + s c1) of (m, 2, T) for g = sum_k a_k y^k: its coefficients in s, (m, degree + 1, T), centred.
-
-    `coefficients` (degree, m) are centred residues of a_1 ... a_p; degree at least 2, q below 2^30.
-    """
-    _expand(values, bias, coefficients, float(q), out)
-
-
-def store(values: Array, bias: Array, q: int, out: NDArray[np.uint32]) -> None:
-    """(K, 3, T) exact integers plus a bias on the first polynomial, to canonical residues in [0, q)."""
-    _store(values, bias, float(q), out)

@@ -49,7 +49,7 @@ def square(values: Array, bias: Array, q: int, out: Array) -> None:
 def expand(values: Array, bias: Array, coefficients: Array, q: int, out: Array) -> None:
     """g(c0 + bias + s c1) of (m, 2, T) for g = sum_k a_k y^k: its coefficients in s, (m, degree + 1, T), centred.
 
-    `coefficients` (degree, m) are centred residues of a_1 ... a_p; degree at least 2, q below 2^30.
+    `coefficients` (degree, m) are centred residues of a_1 ... a_p; degree at least 2.
     """
     degree = coefficients.shape[0]
     values[:, 0] += bias[:, None]

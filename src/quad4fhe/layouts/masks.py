@@ -1,17 +1,19 @@
 """Uniform polynomials from a public seed: the half of a ciphertext that need not travel.
 
-SHAKE128 of the seed, the purpose, the number of the ciphertext and the number of the prime, read as words of whole
-bytes, cut to the bit length of the prime; words that are not below the prime are skipped. The argument for it treats
-SHAKE128 as a random oracle, as for the seeded keys of Kyber (FIPS 203): the seed is public.
+The seed is an AES-256 key. The stream of one ciphertext and prime is counter mode from the block (purpose, number of
+the ciphertext, number of the prime, 0), four bytes each. It is read as words of whole bytes, cut to the bit length of
+the prime; words that are not below the prime are skipped. The proof takes AES for an ideal cipher, as FrodoKEM and
+Kyber-90s do for their public matrices.
 """
 
 from __future__ import annotations
 
-import hashlib
+import struct
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from quad4fhe.errors import InputError
@@ -21,51 +23,45 @@ Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
 Purpose = Literal["request", "key"]
 SEED_BYTES = 32
+_PURPOSES = {"request": 0, "key": 1}
 _SPARE = 16  # words beyond the expected number, so that a second reading is rare
 
 
 def expand(seed: bytes, purpose: Purpose, count: int, primes: Sequence[int], ring: int) -> Words:
     """Residues (count, primes, N) in NTT form, even over each prime: the masks of the first `count` ciphertexts."""
     out = np.empty((count, len(primes), ring), dtype=np.uint64)
-    for number in range(count):
-        expand_into(out[number], seed, purpose, number, primes)
+    expand_into(out, seed, purpose, 0, primes)
     return out
 
 
-def expand_into(out: NDArray[Any], seed: bytes, purpose: Purpose, number: int, primes: Sequence[int]) -> None:
-    """The mask of one ciphertext, by its number; `out` (primes, N) may have any unsigned type that is wide enough."""
-    for place, q in enumerate(primes):
-        name = f"quad4fhe-mask-1 {purpose} {number} {place} {q} ".encode()
-        out[place] = _even(name + seed, q, out.shape[-1])
+def expand_into(out: NDArray[Any], seed: bytes, purpose: Purpose, first: int, primes: Sequence[int]) -> None:
+    """The masks of the ciphertexts from number `first` on, into `out` (count, primes, N) of any wide enough type."""
+    cipher = algorithms.AES(seed)
+    for number, mask in enumerate(out, first):
+        for place, q in enumerate(primes):
+            _even(cipher, struct.pack(">4I", _PURPOSES[purpose], number, place, 0), q, mask[place])
 
 
-def _even(name: bytes, q: int, ring: int) -> NDArray[Any]:
+def _even(cipher: algorithms.AES, start: bytes, q: int, out: NDArray[Any]) -> None:
     bits = q.bit_length()
     width = -(-bits // 8)
-    wanted = ring + int(ring * ((1 << bits) / q - 1)) + _SPARE
+    wanted = out.size + int(out.size * ((1 << bits) / q - 1)) + _SPARE
     compiled = kernels()
     while True:
-        stream = hashlib.shake_128(name).digest(-(-width * wanted // 8) * 8)  # whole words
-        if compiled is not None:
-            out = np.empty(ring, dtype=np.uint64)
-            if compiled.below(stream, width, bits, q, out) == ring:
-                return out
-            wanted *= 2
-            continue
-        stream = stream[: width * wanted]
-        words: NDArray[Any]
-        if width in (4, 8):
-            words = np.frombuffer(stream, dtype=f"<u{width}")
-        else:
-            padded = np.zeros((wanted, 8), dtype=np.uint8)
-            padded[:, :width] = np.frombuffer(stream, dtype=np.uint8).reshape(wanted, width)
-            words = padded.reshape(-1).view("<u8")
-        found: NDArray[Any] = words & words.dtype.type((1 << bits) - 1)
-        if int(found[:ring].max()) >= q:
-            found = found[found < q]
-        if found.size >= ring:
-            return found[:ring]
+        stream = Cipher(cipher, modes.CTR(start)).encryptor().update(bytes(-(-width * wanted // 8) * 8))  # whole words
+        if (_below if compiled is None else compiled.below)(stream, width, bits, q, out) == out.size:
+            return
         wanted *= 2
+
+
+def _below(stream: bytes, width: int, bits: int, q: int, out: NDArray[Any]) -> int:
+    """What the compiled function of this name does."""
+    padded = np.zeros((len(stream) // width, 8), dtype=np.uint8)
+    padded[:, :width] = np.frombuffer(stream, dtype=np.uint8, count=padded.shape[0] * width).reshape(-1, width)
+    found = padded.reshape(-1).view("<u8") & np.uint64((1 << bits) - 1)
+    found = found[found < q][: out.size]
+    out[: found.size] = found
+    return found.size
 
 
 def seeded_bytes(primes: Sequence[int], count: int) -> int:

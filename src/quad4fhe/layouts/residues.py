@@ -1,7 +1,4 @@
-"""Exact integer matrix products on ciphertext residues, with float64 BLAS.
-
-`planning.exactness` proves that the products are exact; this module computes them, with numba or numpy kernels.
-"""
+"""Residues of integers, and the kernels that work on them: compiled with numba, or in numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import numpy as np
 from quad4fhe._arrays import Array
 from quad4fhe.errors import MissingExtraError
 from quad4fhe.layouts import _kernels_numpy
-from quad4fhe.planning.exactness import ExactMatrix
 from quad4fhe.planning.fold import BigInts
 
 KernelName = Literal["auto", "numpy", "numba"]
@@ -30,24 +26,6 @@ def kernels(name: KernelName = "auto") -> ModuleType:
             raise MissingExtraError("numba", "fast", "the compiled residue kernels") from None
         return _kernels_numpy
     return _kernels_numba
-
-
-def multiply(matrix: ExactMatrix, operand: Array, out: Array, kernel: ModuleType) -> None:
-    """out (r, n) = matrix times operand (c, n), exact integers congruent to the product mod q.
-
-    `operand` holds centred residues; `out` is left unreduced, at most 2^53 with room for the matrix's `extra` terms.
-    """
-    carried: Array | None = None
-    carried_rows = matrix.limbs[-1].rows
-    for limb in reversed(matrix.limbs[1:]):
-        product = limb.weights @ operand
-        if carried is not None:
-            # Rows of a higher limb are a subset of this one's; both are sorted.
-            kernel.raise_limb(carried, np.searchsorted(limb.rows, carried_rows), product, matrix.q, matrix.step)
-        carried, carried_rows = product, limb.rows
-    np.matmul(matrix.limbs[0].weights, operand, out=out)
-    if carried is not None:
-        kernel.raise_limb(carried, carried_rows, out, matrix.q, matrix.step)
 
 
 def residues(integers: BigInts, q: int) -> Array:

@@ -17,18 +17,22 @@ from numpy.typing import NDArray
 from quad4fhe._arrays import Array
 from quad4fhe.errors import Quad4FHEError
 
-EXPANDED_PRIME_BITS = 30  # sums of nine centred residues, times another one, must stay below 2^62
 LARGEST_PRIME_BITS = 31  # products of two centred residues must stay below 2^62, and residues travel in 32 bits
 # Integers up to 2^53 are exact in float64. One prime less is used, because centring v forms the multiple of q nearest
 # to v, which may be larger than v by q/2 and must be exact too.
 EXACT = 2**53 - 2**LARGEST_PRIME_BITS
 # A residue is centred by a float64 quotient that may be off by a little, and a product's by its rounding error:
-# |r| <= q/2 + 2^10 covers every kernel for every q < 2^31.
-RESIDUE_SLACK = 2**10
+# |r| <= q/2 + 2^11 covers every kernel for every q < 2^31.
+RESIDUE_SLACK = 2**11
 
 
 class NotExactError(Quad4FHEError):
     """No split into limbs makes this product exact; the plan must take smaller scales or primes."""
+
+
+def largest_prime_bits(degree: int) -> int:
+    """Of a prime for polynomials of this degree: sums of degree + 1 centred residues, times another one, reach 2^62."""
+    return LARGEST_PRIME_BITS if degree <= 3 else LARGEST_PRIME_BITS - 1
 
 
 def residue_bound(q: int) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from quad4fhe.layouts import masks as masks_module
 from quad4fhe.layouts.lift import arithmetic
 from quad4fhe.layouts.lift.arithmetic import residues, switched
 from quad4fhe.layouts.lift.monomials import Placement, lift_over, with_check
-from quad4fhe.layouts.masks import expand
+from quad4fhe.layouts.masks import expand, expand_into
 from quad4fhe.planning.chains import Chain, is_prime, largest_primes, smallest_prime
 from quad4fhe.planning.fold import fold
 from support.standins import random_model, random_samples
@@ -214,14 +213,23 @@ def test_packed_values_come_back(width: int, values: list[int]) -> None:
     assert bits._pack(cut, width).tobytes().startswith(data)
 
 
-def test_masks_are_shake128_cut_to_the_prime() -> None:
+def test_masks_are_aes_in_counter_mode_cut_to_the_prime() -> None:
     q, seed = 13 * 2**12 + 1, bytes(range(32))
-    name = f"quad4fhe-mask-1 request 1 0 {q} ".encode()
-    stream = hashlib.shake_128(name + seed).digest(3 * 4096)
+    start = bytes([0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0])
+    block = Cipher(algorithms.AES(seed), modes.ECB()).encryptor()
+    stream = b"".join(block.update((int.from_bytes(start) + i).to_bytes(16)) for i in range(768))
     words = [int.from_bytes(stream[2 * i : 2 * i + 2], "little") for i in range(6 * 1024)]
     wanted = [word for word in words if word < q][:2048]
     assert expand(seed, "request", 2, (q,), 2048)[1, 0].tolist() == wanted
     assert (expand(seed, "key", 2, (q,), 2048)[1, 0] != expand(seed, "request", 2, (q,), 2048)[1, 0]).any()
+
+
+def test_masks_from_a_number_on_are_those_of_all() -> None:
+    primes = largest_primes(1024, 31, 2)
+    some = np.empty((3, 2, 1024), dtype=np.uint32)
+    expand_into(some, bytes(32), "request", 4, primes)
+    assert (some == expand(bytes(32), "request", 7, primes, 1024)[4:]).all()
+    assert np.unique(some).size > 6000  # no two of them are the same
 
 
 @pytest.mark.parametrize("size", [14, 17, 28, 32, 46, 53, 60])

@@ -9,7 +9,7 @@ from quad4fhe.layouts.masks import SEED_BYTES, seeded_bytes
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.costs import Counts, Forecast, Machine, Shape, groups
 
-_MASK, _REBASE = 10.0, 4.0  # a residue expanded from a seed, and moved to another mask, in units of `element`
+_MASK, _REBASE = 2.5, 4.0  # a residue expanded from a seed, and moved to another mask, in units of `element`
 Numbers = Any  # a number, or an array of them
 CHUNK_BYTES = 128 * 2**20  # encrypted features held at once by either side; more features are streamed
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from quad4fhe.layouts.batch import costs
 from quad4fhe.layouts.batch.privacy import Blinding
 from quad4fhe.layouts.forms import Words
 from quad4fhe.layouts.masks import expand_into
-from quad4fhe.layouts.residues import KernelName, kernels, multiply, residues
+from quad4fhe.layouts.residues import KernelName, kernels, residues
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.exactness import ExactMatrix, Limb, exact_matrices
 from quad4fhe.planning.integers import IntegerCircuit, distinct_rows
@@ -61,6 +62,24 @@ def decrypt(key: Key, reply: Residues, log2_scale: float) -> Array:
     for k, row in enumerate(reply):
         out[:, k] = key.decrypt(key.context.ciphertext(row, 2.0**log2_scale))
     return out
+
+
+def multiply(matrix: ExactMatrix, operand: Array, out: Array, kernel: ModuleType) -> None:
+    """out (r, n) = matrix times operand (c, n), exact integers congruent to the product mod q.
+
+    `operand` holds centred residues; `out` is left unreduced, at most 2^53 with room for the matrix's `extra` terms.
+    """
+    carried: Array | None = None
+    carried_rows = matrix.limbs[-1].rows
+    for limb in reversed(matrix.limbs[1:]):
+        product = limb.weights @ operand
+        if carried is not None:
+            # Rows of a higher limb are a subset of this one's; both are sorted.
+            kernel.raise_limb(carried, np.searchsorted(limb.rows, carried_rows), product, matrix.q, matrix.step)
+        carried, carried_rows = product, limb.rows
+    np.matmul(matrix.limbs[0].weights, operand, out=out)
+    if carried is not None:
+        kernel.raise_limb(carried, carried_rows, out, matrix.q, matrix.step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +160,7 @@ class BatchEvaluator(Evaluator):
     def masks(self, seed: bytes, first: int, count: int) -> Residues:
         """The second halves (count, 1, primes, N) of the features from `first` on."""
         out = np.empty((count, 1, len(self._primes), self.chain.ring), dtype=np.uint32)
-        for i in range(count):
-            expand_into(out[i, 0], seed, "request", first + i, self.chain.primes)
+        expand_into(out[:, 0], seed, "request", first, self.chain.primes)
         return out
 
     def load(self, halves: tuple[Residues, Residues], place: int, columns: slice, out: Array) -> None:

@@ -23,11 +23,11 @@ from quad4fhe.planning.bounds import bound, largest_scale
 from quad4fhe.planning.chains import RINGS, Chain, chain, keyless_bits
 from quad4fhe.planning.costs import REFERENCE, Forecast, Machine
 from quad4fhe.planning.exactness import (
-    EXPANDED_PRIME_BITS,
     LARGEST_PRIME_BITS,
     ExactMatrix,
     NotExactError,
     exact_matrices,
+    largest_prime_bits,
     largest_weight_scale,
     limbs_for,
 )
@@ -233,7 +233,7 @@ def _candidates(question: Question, circuit: Circuit, reach: float, private: boo
     limbs: dict[int, dict[tuple[float, float], tuple[int, int, int]]] = {}
     for made in batch_chains(private=private):
         bits = made.primes[0].bit_length()
-        if fixed is not None and bits > EXPANDED_PRIME_BITS:
+        if bits > largest_prime_bits(circuit.degree):
             continue
         if bits not in limbs:
             limbs[bits] = _limbs(circuit, fixed, bits)
