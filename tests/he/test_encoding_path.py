@@ -18,6 +18,16 @@ from support.standins import random_model, random_samples, stand_in
 FIT = stand_in(random_model(3, 8, 3), random_samples(200, 3))
 
 
+@pytest.fixture(params=["compiled", "by SEAL"])
+def transforms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What transforms coefficients: numba's kernels, or SEAL where numba is not installed."""
+    if request.param == "compiled":
+        pytest.importorskip("numba", reason="numba is not installed: the extra 'fast' has the compiled kernels")
+    else:
+        monkeypatch.setattr(Context, "_compiled", None)
+    return str(request.param)
+
+
 def steps_of(made: Plan, X: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """Which steps of the encoder a request takes, with what decides between them."""
     seen: list[tuple[object, ...]] = []
@@ -40,7 +50,7 @@ def steps_of(made: Plan, X: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> list
 
 @pytest.mark.parametrize("layout", ["batch", "packed"])
 @pytest.mark.parametrize("bits", [None, 30, 39, 48, 52, 56])
-def test_the_way_a_request_is_encoded_does_not_depend_on_samples(layout, bits: int | None, monkeypatch) -> None:
+def test_the_way_a_request_is_encoded_does_not_depend_on_samples(transforms, layout, bits, monkeypatch) -> None:
     """A server that chooses the scale of its plan could put the border between two ways next to a feature."""
     made = plan(FIT, samples=4, layout=layout, precision="fast")
     if bits is not None:
@@ -60,10 +70,11 @@ def test_the_way_a_request_is_encoded_does_not_depend_on_samples(layout, bits: i
     first = steps_of(made, shown[0], monkeypatch)
     assert all(steps_of(made, X, monkeypatch) == first for X in shown[1:])
     if bits is not None:
-        assert bool(first) == (bits > 40)
+        assert bool(first) == (bits > 40 or transforms == "compiled")
 
 
 @pytest.mark.parametrize("bits", [30, 45, 55, 60])
+@pytest.mark.usefixtures("transforms")
 def test_every_way_encodes_the_same_numbers(bits: int) -> None:
     key = SecretKey(Context(chain(8192, (56, 56, 40), 60)))
     values = np.random.default_rng(0).uniform(-1, 1, size=(5, 4096))

@@ -120,8 +120,11 @@ def test_rounding_at_random_has_mean_zero_and_no_memory_of_the_values() -> None:
     assert abs(between) < 0.01
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("size", [1.0, 2.0**14, 2.0**17, 2.0**30, 2.0**45])
-def test_encoded_plaintexts_are_exactly_the_whole_coefficients_at_every_size(size: float, monkeypatch) -> None:
+def test_encoded_plaintexts_are_exactly_the_whole_coefficients_at_every_size(size, compiled, monkeypatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(Context, "_compiled", None)
     context = Context(chain(4096, (31, 31, 31)))
     values = np.random.default_rng(0).normal(size=(5, 2048)) * size
     seen = []

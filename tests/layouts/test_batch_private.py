@@ -75,11 +75,11 @@ def test_a_seed_can_not_be_chosen_copied_or_used_in_two_processes(made: Plan) ->
             attempt(fresh)
     with pytest.raises(AttributeError):
         fresh.seed = bytes(32)  # type: ignore[misc]
-    fresh.encrypt(key.context.zero_plain)
+    fresh.encrypt([key.context.zero_plain])
     child = os.fork()
     if child == 0:
         try:
-            fresh.encrypt(key.context.zero_plain)
+            fresh.encrypt([key.context.zero_plain])
         except SeedError:
             os._exit(0)
         os._exit(1)
@@ -89,10 +89,10 @@ def test_a_seed_can_not_be_chosen_copied_or_used_in_two_processes(made: Plan) ->
 def test_each_encryption_takes_the_next_mask_also_after_one_that_failed(made: Plan) -> None:
     key = SecretKey(Context(made.chain))
     fresh, primes = key.seeded(), made.chain.primes
-    fresh.encrypt(key.context.zero_plain)
+    fresh.encrypt([key.context.zero_plain])
     with pytest.raises(TypeError):
-        fresh.encrypt(None)
-    third = fresh.encrypt(key.context.zero_plain)
+        fresh.encrypt([None])
+    third = fresh.encrypt([key.context.zero_plain])[0]
     masks = expand(fresh.seed, "request", 3, primes, made.chain.ring)
     sizes = [noise_of(key, third, mask) for mask in masks]
     assert sizes[2] <= 21

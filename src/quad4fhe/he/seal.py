@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from typing import Any
 
@@ -54,10 +54,14 @@ class Context:
         """Exact arithmetic on residues: compiled if numba is installed and wanted, else by SEAL's calls."""
         from quad4fhe.he.seal_arithmetic import SealArithmetic  # which needs this module
 
-        found = None if kernel == "numpy" else compiled(self.chain)
+        found = None if kernel == "numpy" else self._compiled
         if found is None and kernel == "numba":
             raise MissingExtraError("numba", "fast", "the compiled residue kernels")
         return found or SealArithmetic(self)
+
+    @cached_property
+    def _compiled(self) -> Arithmetic | None:
+        return compiled(self.chain)
 
     @cached_property
     def zero_plain(self) -> Any:
@@ -89,8 +93,8 @@ class Context:
         `reach` bounds the slots. A client passes the bound of its plan's box: the two ways below take different times,
         which a server can measure, so the choice between them must not depend on the samples.
 
-        SEAL's encoder transforms and rounds. Its input here is so close to whole coefficients that it rounds to exactly
-        those. If the coefficients are too large for that, they are transformed directly.
+        Whole coefficients are transformed directly. Without numba, SEAL's encoder is quicker at it: its input is so
+        close to whole coefficients that it rounds to exactly those, if they are small enough.
         """
         whole, added = self.dithering.encode(values, scale)
         if reach is None:
@@ -98,20 +102,22 @@ class Context:
             norm = size * math.sqrt(self.chain.ring)
         else:  # the norm of the coefficients is at most the largest slot
             size = norm = reach * scale + math.sqrt(self.chain.ring)
-        if drops == 0 and norm * transform_share(self.chain.ring) < 0.25:
+        if self._compiled is None and drops == 0 and norm * transform_share(self.chain.ring) < 0.25:
             # The binding ignores the strides of an array, so it must be contiguous.
             near = np.ascontiguousarray(values + values_of(added) / scale)
             return [self.encoder.encode_complex(row, scale) for row in near]
         return [self.plaintext(words, scale, drops) for words in self.residues(whole, drops, size)]
 
     def residues(self, coefficients: Array, drops: int = 0, size: float | None = None) -> Words:
-        """Transform whole coefficients (r, N), as doubles, to residues in NTT form (r, primes, N), with SEAL.
+        """Transform whole coefficients (r, N), as doubles, to residues in NTT form (r, primes, N).
 
         `size` bounds the coefficients, by default by the largest. Zero polynomials take as long as others.
         """
         primes = self.chain.primes[: len(self.chain.primes) - drops]
-        out = np.empty((len(coefficients), len(primes), self.chain.ring), dtype=np.uint64)
         limit = float(np.abs(coefficients).max(initial=0.0)) if size is None else size
+        if self._compiled is not None:
+            return self._compiled.to_ntt(modulo(coefficients, primes, limit))
+        out = np.empty((len(coefficients), len(primes), self.chain.ring), dtype=np.uint64)
         zero: NDArray[np.bool_] = np.all(coefficients == 0, axis=1)
         for start in range(0, len(coefficients), _AT_ONCE):
             rows = np.arange(start, min(start + _AT_ONCE, len(coefficients)))
@@ -291,12 +297,12 @@ class SecretKey:
 
     def seeded(self) -> SeededEncryptor:
         """An encryptor with a fresh public seed, from which the second halves of its ciphertexts follow."""
-        return SeededEncryptor(self._seeds, self.encrypt_plain, self._rebased, self.context.chain.primes)
+        return SeededEncryptor(self._seeds, self.encrypt_plain, self._rebased, self.context.chain)
 
     def seeded_zeros(self, count: int) -> tuple[bytes, Words]:
         """Make encryptions of zero under a fresh public seed; returns it and their first halves (count, primes, N)."""
         fresh = self.seeded()
-        return fresh.seed, np.stack([fresh.encrypt(self.context.zero_plain) for _ in range(count)])
+        return fresh.seed, fresh.encrypt([self.context.zero_plain] * count)
 
     def seeded_public_key(self) -> tuple[bytes, Words]:
         """Make a public key with its second half from a fresh public seed; returns it and the first (all primes, N)."""
@@ -307,7 +313,7 @@ class SecretKey:
         whole = np.frombuffer(made, dtype="<u8", offset=HEADER).reshape(1, 2, len(every), ring)
         return seed, self._rebased(whole, masks)[0]
 
-    def _rebased(self, made: Words, masks: Words) -> Words:
+    def _rebased(self, made: Iterable[Words], masks: Words) -> Words:
         """c0 + (c1 - mask) s; whoever sees `made` as well can solve for the secret."""
         return self._exact.rebased(made, masks, self._values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -33,23 +34,24 @@ class SealArithmetic:
             out[row] = self._context.transformed(np.stack([words_in, np.ones_like(words_in)]), back=ntt)[0]
         return out
 
-    def rebased(self, made: Words, masks: Words, secret: Words) -> Words:
-        """First halves (r, primes, N) of ciphertexts (r, 2, primes, N) with other masks: c0 + (c1 - mask) secret.
+    def rebased(self, made: Iterable[Words], masks: Words, secret: Words) -> Words:
+        """First halves (r, primes, N) of ciphertexts (2, primes, N) with other masks: c0 + (c1 - mask) secret.
 
         SEAL multiplies modulo all primes but the special one. With the special prime (for a public key, once per
         client), Python's integers do.
         """
         chain = self._context.chain
         primes, own = chain.every[: masks.shape[1]], secret[: masks.shape[1]]
-        moved = subtract(made[:, 1], masks, primes)
+        pairs = np.stack(list(made))
+        moved = subtract(pairs[:, 1], masks, primes)
         if len(primes) == len(chain.primes):
             plain = self._context.plaintext(own, 1.0)
             moved = np.stack([self.product(row, plain) for row in moved])
         else:
             for row, place in np.ndindex(moved.shape[:2]):
-                pairs = zip(moved[row, place].tolist(), own[place].tolist(), strict=True)
-                moved[row, place] = [x * y % primes[place] for x, y in pairs]
-        return add(made[:, 0], moved, primes)
+                factors = zip(moved[row, place].tolist(), own[place].tolist(), strict=True)
+                moved[row, place] = [x * y % primes[place] for x, y in factors]
+        return add(pairs[:, 0], moved, primes)
 
     def product(self, values: Words, plain: Any) -> Words:
         """Multiply values (primes, N) with a nonzero plaintext."""

@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from quad4fhe.errors import Quad4FHEError
 from quad4fhe.layouts.masks import SEED_BYTES, expand_into
+from quad4fhe.planning.chains import Chain
 
 Words = NDArray[np.uint64]
 _REMEMBERED = 4096  # earlier seeds of a key that a new seed is compared with
@@ -53,12 +54,13 @@ class SeededEncryptor:
         self,
         seeds: Seeds,
         encrypt: Callable[[Any], Words],
-        rebased: Callable[[Words, Words], Words],
-        primes: Sequence[int],
+        rebased: Callable[[Iterable[Words], Words], Words],
+        chain: Chain,
     ) -> None:
-        self._seed, self._encrypt, self._rebased, self._primes = seeds.fresh(), encrypt, rebased, tuple(primes)
+        self._seed, self._encrypt, self._rebased = seeds.fresh(), encrypt, rebased
+        self._primes, self._ring = chain.primes, chain.ring
         self._count, self._process, self._lock = 0, os.getpid(), threading.Lock()
-        self._mask: Words | None = None
+        self._masks: Words | None = None
 
     @property
     def seed(self) -> bytes:
@@ -74,15 +76,15 @@ class SeededEncryptor:
     def __deepcopy__(self, _: object) -> NoReturn:
         raise TypeError("a seed is used by one encryptor, so it is not copied")
 
-    def encrypt(self, plain: Any) -> Words:
-        """The first half (primes, N) of a fresh encryption; its second half is the next mask of the seed."""
+    def encrypt(self, plains: Sequence[Any]) -> Words:
+        """The first halves (n, primes, N) of fresh encryptions; their second halves are the next masks of the seed."""
         with self._lock:
             if self._process != os.getpid():
                 raise SeedError("this request was begun in another process; encrypt it again here")
-            number, self._count = self._count, self._count + 1
-            made = self._encrypt(plain)
-            if self._mask is None:  # kept, because fresh memory takes longer to get than to fill
-                self._mask = np.empty((1, *made.shape[1:]), dtype=np.uint64)
-            expand_into(self._mask, self._seed, "request", number, self._primes)
-            first: Words = self._rebased(made[None], self._mask)[0]
-        return first
+            number, self._count = self._count, self._count + len(plains)
+            # Kept, because fresh memory takes longer to get than to fill.
+            if self._masks is None or len(self._masks) < len(plains):
+                self._masks = np.empty((len(plains), len(self._primes), self._ring), dtype=np.uint64)
+            masks = self._masks[: len(plains)]
+            expand_into(masks, self._seed, "request", number, self._primes)
+            return self._rebased(map(self._encrypt, plains), masks)

@@ -6,7 +6,7 @@ docs/protocol.md), and passes them to the backend for operations that need a key
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,8 +92,8 @@ class SeededEncryptor(Protocol):
     def seed(self) -> bytes:
         """The seed, `masks.SEED_BYTES` long."""
 
-    def encrypt(self, plain: Plaintext) -> Words:
-        """The first half (primes, N) of a fresh encryption; the second is the next mask of the seed."""
+    def encrypt(self, plains: Sequence[Plaintext]) -> Words:
+        """The first halves (n, primes, N) of fresh encryptions; their second halves are the next masks of the seed."""
 
 
 class Key(Protocol):

@@ -46,22 +46,28 @@ def _even(cipher: algorithms.AES, start: bytes, q: int, out: NDArray[Any]) -> No
     bits = q.bit_length()
     width = -(-bits // 8)
     wanted = out.size + int(out.size * ((1 << bits) / q - 1)) + _SPARE
-    compiled = kernels()
     while True:
         stream = Cipher(cipher, modes.CTR(start)).encryptor().update(bytes(-(-width * wanted // 8) * 8))  # whole words
-        if (_below if compiled is None else compiled.below)(stream, width, bits, q, out) == out.size:
+        if _put_below(stream, width, bits, q, out) == out.size:
             return
         wanted *= 2
 
 
-def _below(stream: bytes, width: int, bits: int, q: int, out: NDArray[Any]) -> int:
-    """What the compiled function of this name does."""
-    padded = np.zeros((len(stream) // width, 8), dtype=np.uint8)
-    padded[:, :width] = np.frombuffer(stream, dtype=np.uint8, count=padded.shape[0] * width).reshape(-1, width)
-    found = padded.reshape(-1).view("<u8") & np.uint64((1 << bits) - 1)
-    found = found[found < q][: out.size]
-    out[: found.size] = found
-    return found.size
+def _put_below(stream: bytes, width: int, bits: int, q: int, out: NDArray[Any]) -> int:
+    """Put the words of `width` bytes, cut to `bits` bits, that are below q into `out` (n,); returns how many it got."""
+    mask, compiled = (1 << bits) - 1, kernels()
+    if compiled is None:
+        padded = np.zeros((len(stream) // width, 8), dtype=np.uint8)
+        padded[:, :width] = np.frombuffer(stream, dtype=np.uint8, count=padded.shape[0] * width).reshape(-1, width)
+        found = padded.reshape(-1).view("<u8") & np.uint64(mask)
+        found = found[found < q][: out.size]
+        out[: found.size] = found
+        return found.size
+    if width in (4, 8) and q > 0.9 * mask:
+        kind = np.dtype(f"u{width}").type
+        return int(compiled.mostly_below(np.frombuffer(stream, dtype=f"<u{width}"), kind(mask), kind(q), out))
+    words = np.frombuffer(stream, dtype="<u8")
+    return int(compiled.below(words, 8 * width, 8 * words.size // width, np.uint64(mask), np.uint64(q), out))
 
 
 def seeded_bytes(primes: Sequence[int], count: int) -> int:

@@ -51,8 +51,8 @@ def encrypt(key: Key, Z: Array, log2_scale: int, reach: float | None = None) -> 
             features = range(first, min(first + _ENCODED, stop))
             slots = np.zeros((len(features), chain.slots))
             slots[:, :n] = Z[:, features.start : features.stop].T
-            for i, plain in zip(features, key.context.dithered(slots, scale, reach=reach), strict=True):
-                out[i - start, 0] = fresh.encrypt(plain)
+            plains = key.context.dithered(slots, scale, reach=reach)
+            out[features.start - start : features.stop - start, 0] = fresh.encrypt(plains)
         yield out
 
 

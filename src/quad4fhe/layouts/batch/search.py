@@ -231,9 +231,10 @@ def _candidates(question: Question, circuit: Circuit, reach: float, private: boo
     """Every chain and number of limbs, the cheapest first; `reach` is log2 of twice the largest logit."""
     fixed, found, products = _Fixed.of(circuit), list[_Candidate](), list[tuple[int, int, int]]()
     limbs: dict[int, dict[tuple[float, float], tuple[int, int, int]]] = {}
+    largest = largest_prime_bits(circuit.degree)
     for made in batch_chains(private=private):
         bits = made.primes[0].bit_length()
-        if bits > largest_prime_bits(circuit.degree):
+        if bits > largest:
             continue
         if bits not in limbs:
             limbs[bits] = _limbs(circuit, fixed, bits)

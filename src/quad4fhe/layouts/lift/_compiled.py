@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -48,13 +49,12 @@ class Compiled:
             out[:, place] = rows
         return out
 
-    def rebased(self, made: Words, masks: Words, secret: Words) -> Words:
-        """First halves (r, primes, N) of ciphertexts (r, 2, primes, N) with other masks: c0 + (c1 - mask) secret."""
+    def rebased(self, made: Iterable[Words], masks: Words, secret: Words) -> Words:
+        """First halves (r, primes, N) of ciphertexts (2, primes, N) with other masks: c0 + (c1 - mask) secret."""
         out = np.empty(masks.shape, dtype=np.uint64)
-        for row, place in np.ndindex(masks.shape[:2]):
-            first, second = made[row, :, place]
-            q = self.chain.every[place]
-            _kernel(q).rebase(first, second, masks[row, place], secret[place], q, out[row, place])
+        for pair, mask, row in zip(made, masks, out, strict=True):
+            for place, q in enumerate(self.chain.every[: len(mask)]):
+                _kernel(q).rebase(pair[0, place], pair[1, place], mask[place], secret[place], q, row[place])
         return out
 
     def linear(self, weights: IntArray, place: Placement) -> CompiledLinear:

@@ -177,8 +177,9 @@ def _backward(a: Any, q: Any, inverse: Any, roots: Any, late: Any, lazy: Any, la
 
 
 @njit(nogil=True, cache=True)
-def _rebase(first: Any, second: Any, mask: Any, secret: Any, q: Any, inverse: Any, out: Any) -> None:
-    unsigned = np.uint64(q)
+def rebase(first: Any, second: Any, mask: Any, secret: Any, prime: Any, out: Any) -> None:
+    """out = first + (second - mask) secret, for one polynomial (N,) each."""
+    q, inverse, unsigned = float(prime), 1.0 / prime, np.uint64(prime)
     for i in range(first.size):
         turn = np.float64(np.int64(second[i]) - np.int64(mask[i]))
         own = _centred(np.float64(np.int64(secret[i])), q, inverse)
@@ -377,11 +378,6 @@ def from_ntt(values: Words, q: int) -> None:
     """Transform polynomials (r, N) in place, values in SEAL's order to coefficients."""
     t = _tables(values.shape[1], q)
     _backward(values, t.q, t.inverse, t.backs, t.late_backs, t.lazy, t.last, *_scratch(values.shape[1]))
-
-
-def rebase(first: Words, second: Words, mask: Words, secret: Words, q: int, out: Words) -> None:
-    """out = first + (second - mask) secret, for one polynomial (N,) each."""
-    _rebase(first, second, mask, secret, float(q), 1.0 / q, out)
 
 
 def prepared(weights: Words, q: int) -> Array:

@@ -333,7 +333,8 @@ def unpack(words: Words, bits: int, count: int) -> Words:
 
 
 @njit(nogil=True, cache=True)
-def _below(stream: Any, width: Any, count: Any, mask: Any, q: Any, out: Any) -> Any:
+def below(stream: Any, width: Any, count: Any, mask: Any, q: Any, out: Any) -> Any:
+    """Put the words of `width` bits, cut by `mask`, that are below q into `out`; returns how many of them it got."""
     found, last = 0, out.size - 1
     for i in range(count):
         place, shift = (i * width) >> 6, (i * width) & 63
@@ -347,8 +348,8 @@ def _below(stream: Any, width: Any, count: Any, mask: Any, q: Any, out: Any) -> 
 
 
 @njit(nogil=True, cache=True)
-def _words_below(stream: Any, mask: Any, q: Any, out: Any) -> Any:
-    # Nearly all are below q where q is just below a power of two, so the branch is predicted, and cheaper than minima.
+def mostly_below(stream: Any, mask: Any, q: Any, out: Any) -> Any:
+    """The same for words of the stream's own type, of which nearly all are below q: a branch that is predicted."""
     found = 0
     for word in stream:
         if word & mask < q:
@@ -357,16 +358,6 @@ def _words_below(stream: Any, mask: Any, q: Any, out: Any) -> Any:
             if found == out.size:
                 break
     return found
-
-
-def below(stream: bytes, width: int, bits: int, q: int, out: NDArray[Any]) -> int:
-    """The words of `width` bytes of a stream, cut to `bits` bits, that are below q; returns how many `out` (n,) got."""
-    mask = (1 << bits) - 1
-    if width in (4, 8) and q > 0.9 * mask:
-        kind = np.dtype(f"u{width}").type
-        return int(_words_below(np.frombuffer(stream, dtype=f"<u{width}"), kind(mask), kind(q), out))
-    words = np.frombuffer(stream, dtype="<u8", count=len(stream) // 8)
-    return int(_below(words, 8 * width, 8 * words.size // width, np.uint64(mask), np.uint64(q), out))
 
 
 @njit(nogil=True, cache=True)

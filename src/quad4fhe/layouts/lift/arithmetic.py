@@ -6,6 +6,7 @@ return the same words.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,8 +32,8 @@ class Arithmetic(Protocol):
     def from_ntt(self, words: Words) -> Words:
         """Values (r, primes, N) to coefficients."""
 
-    def rebased(self, made: Words, masks: Words, secret: Words) -> Words:
-        """First halves (r, primes, N) of ciphertexts (r, 2, primes, N) with other masks: c0 + (c1 - mask) secret."""
+    def rebased(self, made: Iterable[Words], masks: Words, secret: Words) -> Words:
+        """First halves (r, primes, N) of ciphertexts (2, primes, N) with other masks: c0 + (c1 - mask) secret."""
 
     def linear(self, weights: IntArray, place: Placement) -> Linear:
         """The map with these whole weights (R, J, N), ready to be applied."""
