@@ -193,7 +193,16 @@ def test_degree_two_is_what_it_was() -> None:
     assert "degree" not in plain.to_dict()
 
 
-@pytest.mark.parametrize(("rows", "made"), [(500, 3000), (3000, 9000), (15000, 15000), (25000, 0)])
+def test_a_basis_of_some_rows_is_of_ordinary_size_at_the_outliers(monkeypatch) -> None:
+    monkeypatch.setattr("quad4fhe.fitting.degrees.selection._BASIS_ROWS", 500)
+    mlp = network(units=8, outputs=3)
+    X = np.random.default_rng(5).standard_normal((3000, 5))
+    X[[7, 1234]] *= [[100.0], [-80.0]]
+    selection = DegreeSelection(mlp, X, mlp.decide(X), 8, pooled=False, seed=1, budget=2**28, progress=silent)
+    assert np.abs(selection.basis.features(mlp.hidden(X))).max() < 1000  # 10^17 without the outliers among its rows
+
+
+@pytest.mark.parametrize(("rows", "made"), [(500, 3000), (3000, 9000), (15000, 15000), (25000, 25000), (60000, 0)])
 def test_sets_of_some_thousand_rows_are_filled_up(rows: int, made: int) -> None:
     mlp = network(units=4, outputs=3)
     X = np.random.default_rng(5).standard_normal((rows, 5))

@@ -202,7 +202,8 @@ def fit(
         if degree == 2:
             found = quadratic()
         else:
-            ladder = Ladder(run, learned(run, limit, everything=whole), family, budget)
+            highest = DEGREES[-1] if degree == "auto" else degree
+            ladder = Ladder(run, learned(run, limit, everything=whole), family, budget, highest)
             found = chosen(ladder, target_agreement, cost, quadratic) if degree == "auto" else fixed(ladder, degree)
         if run.lift.ties:
             run.notes.append(notes.TIES.format(run.lift.ties))

@@ -51,10 +51,10 @@ class _Tried:
 class Ladder:
     """The degrees of one fit: judged when asked for, fitted on all rows."""
 
-    def __init__(self, run: Run, part: Learned, family: str, budget: int) -> None:
+    def __init__(self, run: Run, part: Learned, family: str, budget: int, highest: int) -> None:
         if run.lift.samples < _FEWEST:
             raise InputError(f"degrees above 2 need at least {_FEWEST} calibration rows, X_cal has {run.lift.samples}")
-        self.run, self.part, self.budget = run, part, budget
+        self.run, self.part, self.budget, self.highest = run, part, budget, highest
         self.families = tuple(FAMILIES.names()) if family == AUTO else (family,)
         self.power = power_of(run.mlp, part.X)
         self.mlp = scaled_head(run.mlp, -self.power)
@@ -84,6 +84,7 @@ class Ladder:
                 seed=run.seed,
                 budget=self.budget,
                 progress=run.progress,
+                highest=self.highest,
             )
             judged = selection.judge(family)
         run.families.append(judged.trial)
@@ -126,7 +127,7 @@ class Ladder:
     def fit(self, degree: int) -> Candidate:
         """The judged family of a degree on all rows, rounded and certified."""
         tried, run = self.judge(degree), self.run
-        family, setting = tried.judged.family, tried.judged.setting
+        family = tried.judged.family
         found: Candidate | None = None
         if family == SHARED:
             found = self._separated(tried.selection.basis)
@@ -135,8 +136,7 @@ class Ladder:
         model = self._model(degree)
         if found is not None and self._kept(found.model) > self._kept(model):
             return measure(run, found)
-        regime = Regime("kl", polished=setting is not None and setting.finish)
-        return measure(run, Candidate(run.mlp, family, regime, None, None, None, free=model))
+        return measure(run, Candidate(run.mlp, family, Regime("kl"), None, None, None, free=model))
 
     def _separated(self, basis: Basis) -> Candidate | None:
         """A shared fit that separates the decisions, strictly or with slack."""
@@ -258,9 +258,6 @@ def own_coefficients(mlp: MLP, weights: Array) -> Array:
 
 
 def _ties(candidate: _Tried, best: _Tried) -> bool:
-    if candidate.judged.kept.shape != best.judged.kept.shape:  # judged on other rows
-        share = best.score
-        return best.score - candidate.score <= float(np.sqrt(share * (1 - share) / best.judged.kept.shape[1]))
     behind, error = candidate.judged.behind(best.judged)
     return behind <= error
 

@@ -31,15 +31,21 @@ from quad4fhe.fitting.families.selection import CV_ROWS, STRENGTHS, Judged, Sele
 from quad4fhe.mlp import MLP
 
 _BASIS_ROWS = 20_000
-_WORK = 2e9  # multiply-adds of one pass over the folds; many classes are judged on fewer folds and rows
+# Multiply-adds of one pass over the folds. Many classes are judged on fewer folds, down to one that may take more: with
+# fewer rows to learn from, folds would speak against the higher degree.
+_WORK, _LEAST_WORK = 2e9, 6e9
 _FEWEST_ROWS = 2_000
-# Real and made rows together, and made rows per real row: a unit has more coefficients than at degree 2, so sets of
-# some thousand rows are filled up too.
-_FILL, _BLENDS = 40_000, 3
+_CHUNK = 8_192
+# Real and made rows together, and made rows per real row: a unit has more coefficients than at degree 2, so sets of up
+# to 50,000 rows are filled up too.
+_FILLS = ((40_000, 3), (100_000, 1))
 
 
 class DegreeSelection(Selection):
-    """Families of one degree. `prior` is the least-squares fit of all rows, weights (K, p m) and constants (K,)."""
+    """Families of one degree. `prior` is the least-squares fit of all rows, weights (K, p m) and constants (K,).
+
+    There is no finish on the decisions: above degree 2 it gains nothing that held-out rows confirm.
+    """
 
     def __init__(
         self,
@@ -52,15 +58,17 @@ class DegreeSelection(Selection):
         seed: int,
         budget: int,
         progress: Progress,
+        highest: int | None = None,
     ) -> None:
-        """Prepare for X (n, d) and its decisions (n,); `pooled` takes one basis and one prior for all units."""
+        """Prepare for X (n, d) and its decisions (n,); `pooled` takes one basis and one prior for all units.
+
+        `highest` is the highest degree that this one is compared with: all are judged on the rows that it can afford.
+        """
         self.mlp, self.degree, self.pooled, self._progress = mlp, degree, pooled, progress
-        rows = np.arange(len(X))
-        if len(X) > _BASIS_ROWS:
-            rows = stratified_rows(decided, _BASIS_ROWS, seed)
-        self.basis = Basis.of(mlp, X[rows], degree, pooled=pooled)
+        self._highest = max(degree, highest or 0)
+        self.basis = Basis.of(mlp, X[_basis_rows(mlp, X, decided, seed)], degree, pooled=pooled)
         self._features = Standardised(mlp, X, budget, self.basis)
-        self._blends = max(blends_for(len(X)), blends_for(len(X), _FILL, _BLENDS))
+        self._blends = max(blends_for(len(X)), *(blends_for(len(X), *fill) for fill in _FILLS))
         self._pool = Pool.of(mlp, X, stratified_folds(decided, seed), self._features, seed, self._blends)
         self._part = self._some(X, decided, seed)
         weights = self._part.fold_weights()
@@ -70,8 +78,8 @@ class DegreeSelection(Selection):
 
     def _some(self, X: NDArray[Any], decided: IntArray, seed: int) -> Pool:
         """The rows that are judged on, with as many folds as the work allows."""
-        size = self.degree * self.mlp.units * self.mlp.outputs
-        wanted = int(min(CV_ROWS, max(_FEWEST_ROWS, _WORK / size)))
+        size = self._highest * self.mlp.units * self.mlp.outputs
+        wanted = int(min(CV_ROWS, max(_FEWEST_ROWS, _LEAST_WORK / size)))
         folds = int(min(FOLDS, max(1, _WORK / size // min(wanted, len(X)))))
         part = self._pool
         if len(X) > wanted:
@@ -89,8 +97,6 @@ class DegreeSelection(Selection):
         steps = STRENGTHS[: STRENGTHS.index(setting.strength) + 1]
         self._progress(f"{family} of degree {self.degree} on all rows", 0, 0)
         *_, (_, point) = self._path_from(family, [self.prior], pool, weight, setting.sharpness, steps)
-        if setting.finish:
-            point = self._sharpen(family, pool, weight, *point, setting)
         return point[0][0] / setting.sharpness, point[1][0] / setting.sharpness
 
     def judge(self, family: str) -> Judged:
@@ -102,6 +108,9 @@ class DegreeSelection(Selection):
         behind, error = prior.behind(found)
         self.judged[family] = found if behind > error else prior
         return self.judged[family]
+
+    def _finish(self, family: str, chosen: Judged) -> Judged:
+        return chosen
 
     def _problem(self, family: str, weights: Array, constant: Array, pool: Pool, sharpness: float) -> Parametrisation:
         if self.pooled:
@@ -137,6 +146,23 @@ class DegreeSelection(Selection):
         own = np.linalg.solve(gram + 1e-9 * size * np.eye(p + 1), right[..., None])[..., 0]
         W2 = self.mlp.W2
         return np.concatenate([W2 * own[:, k] for k in range(1, p + 1)], axis=1), self.mlp.b2 + W2 @ own[:, 0]
+
+
+def _basis_rows(mlp: MLP, X: NDArray[Any], decided: IntArray, seed: int) -> IntArray:
+    """Some rows, and those with the smallest and largest pre-activation of each unit.
+
+    Beyond the rows it was made from, a polynomial of a basis grows without bound: to 10^9 on Shuttle at degree 8.
+    """
+    if len(X) <= _BASIS_ROWS:
+        return np.arange(len(X))
+    low, high = np.full(mlp.units, np.inf), np.full(mlp.units, -np.inf)
+    first, last = np.zeros(mlp.units, dtype=np.int64), np.zeros(mlp.units, dtype=np.int64)
+    for start in range(0, len(X), _CHUNK):
+        y = mlp.hidden(X[start : start + _CHUNK])
+        lower, higher = y.min(axis=0) < low, y.max(axis=0) > high
+        first[lower], last[higher] = start + y.argmin(axis=0)[lower], start + y.argmax(axis=0)[higher]
+        low, high = np.minimum(low, y.min(axis=0)), np.maximum(high, y.max(axis=0))
+    return np.unique(np.concatenate([stratified_rows(decided, _BASIS_ROWS, seed), first, last]))
 
 
 class PooledProblem:
