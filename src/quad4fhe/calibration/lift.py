@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,6 +95,7 @@ class Lift:
         Q, L, B, b = (part / s for part, s in zip((self.Q, self.L, self.B, self.b), scales, strict=True))
         return replace(self, Q=Q, L=L, B=B, b=b)
 
+    @cached_property
     def chunks(self) -> list[tuple[slice, Array, Array, IntArray]]:
         """Views (rows, Q, L, target) in steps of SWEEP_ROWS."""
         n = len(self.Q)
@@ -187,11 +188,22 @@ class Statistics:
 
     def map(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """function(block, *args) for every block, a `Lift`, in order."""
+        if self._held is not None:
+            return [function(block, *args) for block in self._held]
         return self.shards.map(_on_block, self.view, function, args)
 
     def total(self, merge: Callable[[Any, Any], Any], function: Callable[..., Any], *args: Any) -> Any:
         """The same, merged pairwise in any order."""
+        if self._held is not None:
+            return reduce(merge, (function(block, *args) for block in self._held))
         return self.shards.total(merge, _on_block, self.view, function, args)
+
+    @cached_property
+    def _held(self) -> list[Lift] | None:
+        """The blocks if their arrays stay in this process anyway: solvers ask for hundreds of functions."""
+        if not self.shards.in_memory or self.view.scales is not None:  # scaled blocks would be a second copy
+            return None
+        return self.shards.map(_on_block, self.view, _itself, ())
 
     def plane(self) -> Plane:
         """The binary lift."""

@@ -6,7 +6,7 @@ Solvers ask for a function of every block's clouds. Counts, means and extent are
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,11 +61,20 @@ class Plane:
 
     def map(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """function(plus, minus, *args) for the clouds of every block, in order."""
+        if self._held is not None:
+            return [function(plus, minus, *args) for plus, minus in self._held]
         return self._shards.map(_on_clouds, self._make, function, args)
 
     def total(self, merge: Callable[[Any, Any], Any], function: Callable[..., Any], *args: Any) -> Any:
         """The same, merged pairwise in any order."""
+        if self._held is not None:
+            return reduce(merge, (function(plus, minus, *args) for plus, minus in self._held))
         return self._shards.total(merge, _on_clouds, self._make, function, args)
+
+    @cached_property
+    def _held(self) -> list[Clouds] | None:
+        """The clouds of every block if they stay in this process anyway: solvers ask for hundreds of functions."""
+        return self._shards.map(_on_clouds, self._make, _both, ()) if self._shards.in_memory else None
 
     @cached_property
     def moments(self) -> Moments:

@@ -149,6 +149,7 @@ class Shards:
         self.rows, self.size, self.name = rows, size, name
         self.samples = rows.shape[0]
         self.count = -(-self.samples // size)
+        self.in_memory = pool is None and memory is None  # then every array that is kept stays in this process
         self._pool: _Pool
         self._staged: Staged | None = None
         if pool is None:

@@ -121,7 +121,7 @@ def _seems_same(shard: Shard, model: PolynomialModel, near: _Four, B: Array, b: 
     labels = _labels(shard, model)
     alpha, beta, eta, tau = near
     block = shard_lift(shard, B, b, target_labels).shifted(tau)
-    for rows, Q, L, _ in block.chunks():
+    for rows, Q, L, _ in block.chunks:
         scores = Q * alpha
         scores += L * beta
         scores += eta * block.B + block.b

@@ -218,7 +218,7 @@ def kept_intervals(lift: Lift, point: Array, direction: Array) -> tuple[Array, A
     """For each sample the open interval of t on which point + t direction keeps its decision (empty: low >= high)."""
     low, high = np.empty((2, len(lift.Q)))
     offset, drift = point[2] * lift.B + lift.b, direction[2] * lift.B
-    for rows, Q, L, target in lift.chunks():
+    for rows, Q, L, target in lift.chunks:
         at = np.arange(target.size)
         value = Q * point[0]
         value += L * point[1]

@@ -49,17 +49,14 @@ class Risk:
 
 
 class Sweeps(Protocol):
-    """What the pairwise solvers see of the data: margins at homogeneous coefficients theta, the last of them lambda."""
+    """What the pairwise solvers see of the data: margins at homogeneous coefficients theta, the last of them lambda.
 
+    `samples` counts the rows, `sweeps` the passes over them; `start` is the theta to begin with.
+    """
+
+    samples: int
     sweeps: int
-
-    @property
-    def samples(self) -> int:
-        """How many samples there are."""
-
-    @property
-    def start(self) -> Array:
-        """The coefficients to begin with."""
+    start: Array
 
     def scales(self) -> Array:
         """A typical size of each coordinate."""
@@ -77,17 +74,8 @@ class Sweeper:
     def __init__(self, lift: Statistics) -> None:
         self.lift = lift
         self._B, self._b = lift.B, lift.b
-        self.sweeps = 0
-
-    @property
-    def samples(self) -> int:
-        """How many samples there are."""
-        return self.lift.samples
-
-    @property
-    def start(self) -> Array:
-        """ReLU is nearly u / 2 and a constant."""
-        return np.array([0.0, 0.5, 0.0, 1.0])
+        self.samples, self.sweeps = lift.samples, 0
+        self.start = np.array([0.0, 0.5, 0.0, 1.0])  # ReLU is nearly u / 2 and a constant
 
     def scales(self) -> Array:
         """A typical size of each coordinate."""
@@ -98,7 +86,7 @@ class Sweeper:
         self.sweeps += 1
         parts = self.lift.map(_worst_of, theta)
         margin, target, samples, rivals, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
-        chosen = _worst_rows(margin, target)  # blocks come in order, so ties go to the lowest row
+        chosen = worst_rows(margin, target)  # blocks come in order, so ties go to the lowest row
         chosen = chosen[np.argsort(samples[chosen])]
         return Worst(theta, float(margin.min()), samples[chosen], rivals[chosen], rows[chosen])
 
@@ -137,15 +125,15 @@ def _margins(block: Lift, theta: Array, Q: Array, L: Array, target: IntArray) ->
 def _worst_of(block: Lift, theta: Array) -> tuple[Array, IntArray, IntArray, IntArray, Array]:
     n, K = block.Q.shape
     margin, rival = np.empty(n), np.empty(n, dtype=np.int64)
-    for rows, Q, L, target in block.chunks():
+    for rows, Q, L, target in block.chunks:
         margin[rows], _, at = _margins(block, theta, Q, L, target)
         rival[rows] = at % K
-    chosen = _worst_rows(margin, block.target)
+    chosen = worst_rows(margin, block.target)
     lifts = block.pair_rows(chosen, rival[chosen])
     return margin[chosen], block.target[chosen], chosen + block.first, rival[chosen], lifts
 
 
-def _worst_rows(margin: Array, target: IntArray) -> IntArray:
+def worst_rows(margin: Array, target: IntArray) -> IntArray:
     """The first of each class and the first few of all by margin, in ascending order."""
     order = np.argsort(margin, kind="stable")
     _, first = np.unique(target[order], return_index=True)
@@ -154,7 +142,7 @@ def _worst_rows(margin: Array, target: IntArray) -> IntArray:
 
 def _tally_of(block: Lift, theta: Array) -> tuple[int, float]:
     agreeing, lowest = 0, np.inf
-    for _, Q, L, target in block.chunks():
+    for _, Q, L, target in block.chunks:
         margin, _, _ = _margins(block, theta, Q, L, target)
         agreeing += int(np.count_nonzero(margin > 0))
         lowest = min(lowest, float(margin.min()))
@@ -169,7 +157,7 @@ def _risk_of(block: Lift, theta: Array) -> tuple[float, Array, IntArray, int, in
     risk, agreeing, violating, lowest = 0.0, 0, 0, np.inf
     K = block.Q.shape[1]
     gradient, excess = np.zeros(2), np.zeros(K, dtype=np.int64)
-    for _, Q, L, target in block.chunks():
+    for _, Q, L, target in block.chunks:
         margin, own, rival = _margins(block, theta, Q, L, target)
         agreeing += int(np.count_nonzero(margin > 0))
         lowest = min(lowest, float(margin.min()))
@@ -186,24 +174,25 @@ def _risk_of(block: Lift, theta: Array) -> tuple[float, Array, IntArray, int, in
 
 def coordinate_scales(lift: Statistics) -> Array:
     """A typical size of each coordinate of the pairwise lift, 1 where it is constant; shape (4,)."""
-    scales = np.zeros(4)
+    squares = np.zeros(2)
     with np.errstate(over="ignore"):  # squares of statistics beyond 1e154; such a scale is not used
         for part in lift.map(_squares_of):
-            scales[:2] += part
-    scales[:2] /= lift.samples * (lift.classes - 1)
-    scales = np.sqrt(scales)
-    for k, offset in ((2, lift.B), (3, lift.b)):
-        # The variance of equal numbers is rounding, not zero; their range is exact.
-        if np.ptp(offset) > 1e-12 * np.abs(offset).max():
-            scales[k] = np.sqrt(2.0) * offset.std()
-    usable = (scales > 0) & np.isfinite(scales)
-    return np.where(usable, scales, 1.0)
+            squares += part
+    return usable_scales(np.sqrt(squares / (lift.samples * (lift.classes - 1))), lift.B, lift.b)
+
+
+def usable_scales(sizes: Array, B: Array, b: Array) -> Array:
+    """The sizes of the powers with those of B and b, 1 where a coordinate is constant."""
+    # The variance of equal numbers is rounding, not zero; their range is exact.
+    offsets = [np.sqrt(2.0) * of.std() if np.ptp(of) > 1e-12 * np.abs(of).max() else 0.0 for of in (B, b)]
+    scales = np.append(sizes, offsets)
+    return np.where((scales > 0) & np.isfinite(scales), scales, 1.0)
 
 
 def _squares_of(block: Lift) -> Array:
     sums = np.zeros(2)
     with np.errstate(over="ignore"):
-        for _, Q, L, target in block.chunks():
+        for _, Q, L, target in block.chunks:
             at = np.arange(target.size)
             sums[0] += np.square(Q - Q[at, target][:, None]).sum()
             sums[1] += np.square(L - L[at, target][:, None]).sum()
@@ -217,7 +206,7 @@ def largest_row(lift: Statistics) -> float:
 
 def _largest_of(block: Lift) -> float:
     largest = 0.0
-    for _, Q, L, target in block.chunks():
+    for _, Q, L, target in block.chunks:
         at = np.arange(target.size)
         square = np.square(Q - Q[at, target][:, None]) + np.square(L - L[at, target][:, None])
         square += np.square(block.B[None, :] - block.B[target][:, None])

@@ -18,7 +18,7 @@ from quad4fhe.fitting.families import SHARED
 from quad4fhe.fitting.families.features import stratified_rows
 from quad4fhe.fitting.pairwise import PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.fitting.run import Candidate, Run
-from quad4fhe.fitting.sweep import Risk, Worst
+from quad4fhe.fitting.sweep import Risk, Worst, usable_scales, worst_rows
 from quad4fhe.mlp import MLP
 from quad4fhe.proof.evidence import Evidence
 from quad4fhe.regime import Regime
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _HELD = 2**24  # numbers of the lift that are held for the hard problem
 _SWEPT = 2**21  # for the soft problem, which sweeps them hundreds of times
-_WORST = 16  # rows named by a sweep, besides the worst of each class
 
 
 class PairLift:
@@ -36,7 +35,7 @@ class PairLift:
 
     def __init__(self, P: Array, target: IntArray, rows: IntArray, B: Array, b: Array, start: Array) -> None:
         self.P, self.target, self.rows, self.B, self.b, self.start = P, target, rows, B, b, start
-        self.sweeps = 0
+        self.samples, self.sweeps = int(target.size), 0
 
     @classmethod
     def of(cls, mlp: MLP, part: Learned, basis: Basis, held: int, seed: int) -> PairLift:
@@ -60,28 +59,19 @@ class PairLift:
         start[0], start[-1] = 0.5 * float(basis.spread[0]), 1.0  # about u / 2
         return cls(P, part.target[rows], rows, head.sum(axis=1), b, start)
 
-    @property
-    def samples(self) -> int:
-        """How many rows are held."""
-        return int(self.target.size)
-
     def scales(self) -> Array:
         """A typical size of each coordinate of the pairwise lift, 1 where it is constant."""
         sizes = np.zeros(self.P.shape[2])
         for _, part, target in self._chunks():
             at = np.arange(target.size)
             sizes += np.square(part - part[at, target][:, None]).sum(axis=(0, 1))
-        found = [*np.sqrt(sizes / (self.samples * (self.B.size - 1))), *(_spread(each) for each in (self.B, self.b))]
-        out = np.array(found)
-        return np.where((out > 0) & np.isfinite(out), out, 1.0)
+        return usable_scales(np.sqrt(sizes / (self.samples * (self.B.size - 1))), self.B, self.b)
 
     def worst(self, theta: Array) -> Worst:
         """The worst row of each class and the worst few of all."""
         self.sweeps += 1
         margin, rival = self._margins(theta)
-        order = np.argsort(margin, kind="stable")
-        _, first = np.unique(self.target[order], return_index=True)
-        chosen = np.unique(np.concatenate([order[first], order[:_WORST]]))
+        chosen = worst_rows(margin, self.target)
         lifts = self._pairs(chosen, rival[chosen])
         return Worst(theta, float(margin.min()), self.rows[chosen], rival[chosen], lifts)
 
@@ -167,7 +157,3 @@ def _candidate(run: Run, basis: Basis, regime: Regime, theta: Array, rounded: Ro
     constant = run.mlp.b2 + theta[-2] / theta[-1] * run.mlp.head_sums
     model = rounded(basis, own, constant, lossless=regime.is_hard)
     return Candidate(run.mlp, SHARED, regime, None, None, None, free=model)
-
-
-def _spread(values: Array) -> float:
-    return float(np.sqrt(2.0) * values.std()) if np.ptp(values) > 1e-12 * np.abs(values).max() else 0.0
