@@ -265,7 +265,7 @@ def test_a_target_that_is_missed_hints_at_an_option(capsys: pytest.CaptureFixtur
         (KeyboardInterrupt(), 130, "interrupted"),
         (MemoryError("Unable to allocate 7 TiB"), 2, "not enough memory (Unable to allocate 7 TiB)"),
         (PermissionError(errno.EACCES, "Permission denied", "own.file"), 2, "own.file: Permission denied"),
-        (typer.Abort(), 2, "a question got no answer"),
+        (typer.Abort(), 2, "no passphrase was entered"),
     ],
 )
 def test_what_ends_a_command_from_outside_is_one_line(

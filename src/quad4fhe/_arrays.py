@@ -83,7 +83,7 @@ def samples(name: str, value: ArrayLike, columns: int) -> NDArray[Any]:
 
 
 def wrong_width(name: str, found: int, columns: int) -> str:
-    """The error text for samples with another number of columns than the model's features."""
+    """The error text for samples whose number of columns is not the model's number of features."""
     fix = "give the columns that the model was trained on, in that order"
     if found == columns + 1:
         fix = "if one of them holds the labels, leave it out, or name it with --label-column"

@@ -1,4 +1,4 @@
-"""What a model costs under encryption, for rooms that import no layout.
+"""What a model costs under encryption, for modules that import no layout.
 
 `quad4fhe.layouts` registers its forecast here, and `quad4fhe/__init__.py` imports it. So `fit(degree="auto")` can
 compare degrees by the server time of each, and a server loads nothing of `fitting`.

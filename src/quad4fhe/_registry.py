@@ -25,7 +25,7 @@ class Registry(Generic[T]):
     entries : mapping of str to str
         Name to place, "package.module:attribute". The module is imported at the first `get`.
     group : str, optional
-        An entry-point group in which other packages may offer further entries. It is looked at only when a name is
+        An entry-point group in which other packages may offer further entries. It is searched only for names that are
         not among `entries`.
     """
 

@@ -95,7 +95,7 @@ def _decisions() -> str:
             for s, t, u in zip(fitted.S[0], fitted.T[0], y, strict=True)
         )
         if int(score > 0) != label:
-            raise ArithmeticError("a decision differs from that in fractions")
+            raise ArithmeticError("a decision differs from the one computed in fractions")
     tie = MLP([[1.0]], [0.0], [[1.0], [1.0]], [0.0, 0.0])
     if decisions(tie, np.array([[0.1]])).strict.any():
         raise ArithmeticError("an exact tie is reported as a decision")

@@ -34,7 +34,7 @@ class DeepMLP(MLP):
     `W1` and `b1` are the first layer, and `layers` the weights and biases after the first activation, the output layer
     last. `activation` is one for all hidden layers, or a sequence with one for each; `activations` are all of them.
     `W2` (K, m) and `b2` (K,) are the derived head: a linear map of the first layer's activations in place of `layers`.
-    It is no part of the network or its hash: logits and decisions are those of the whole network.
+    It is not part of the network or its hash: logits and decisions are those of the whole network.
     """
 
     layers: Layers  # type: ignore[misc]  # a class attribute of MLP, which has none
@@ -96,9 +96,8 @@ class DeepMLP(MLP):
         """A hash of all layers, without the derived head."""
         arrays = [self.W1, self.b1, *(array for layer in self.layers for array in layer)]
         own = "" if self.feature_part is None else self.feature_part.sha256
-        kinds = (
-            "" if self._is_relu else f":{[each.plain() for each in self.inner]!r}"
-        )  # hashes of ReLU stay as they were
+        # Networks of ReLU keep the hashes that they had before there were other activations.
+        kinds = "" if self._is_relu else f":{[each.plain() for each in self.inner]!r}"
         text = f"quad4fhe-mlp-deep:{sha256('quad4fhe-mlp-1', arrays)}:{own}{kinds}"
         return hashlib.sha256(text.encode()).hexdigest()
 

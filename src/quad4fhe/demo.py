@@ -40,7 +40,7 @@ class Demo:
 
 
 def run_demo(folder: Path, progress: Progress = silent) -> Demo:
-    """Train a small classifier on the breast-cancer data, replace its ReLU, verify, and decide the test part encrypted.
+    """Train a small classifier on the breast-cancer data, replace its ReLU, verify, classify the test part encrypted.
 
     The report is written last.
     """
@@ -66,7 +66,7 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
         np.savez(files["test"], X=X_test, y=y_test, classes=classes, features=columns)
         np.savez(files["model"], W1=mlp.W1, b1=mlp.b1, W2=mlp.W2, b2=mlp.b2)
     except OSError as error:
-        raise InputError(f"can't write to {folder}: {error.strerror or error}") from None
+        raise InputError(f"can't write to {folder}: {error.strerror or error}; choose another with --folder") from None
     fitted.save(files["fit"])
     verified = verify(Fit.load(files["fit"]), mlp, X_cal, progress)
     progress("plan", 0, 0)

@@ -46,7 +46,7 @@ _PURPOSE = {
     "demo": "quad4fhe demo",
     "notebooks": "the notebooks of the documentation",
 }
-_DEVELOPERS = frozenset({"fuzz", "release", "test", "docs"})  # extras that users do not miss
+_DEVELOPERS = frozenset({"fuzz", "release", "test", "docs"})  # extras for developers of quad4fhe
 _REPRODUCE = "quad4fhe-reproduce"
 
 
@@ -188,7 +188,7 @@ def _cores() -> Finding:
     cores = usable_cores()
     says = f"{cores} usable of {os.cpu_count()}"
     if cores == 1:
-        return _slow("cores", says, "give it two or more cores: a server computes one request per core")
+        return _slow("cores", says, "use two or more cores: a server computes one request per core")
     return _ok("cores", says)
 
 
@@ -198,7 +198,7 @@ def _memory() -> Finding:
         return _ok("memory", "unknown on this system")
     says = f"{readable_bytes(known[0])} free of {readable_bytes(known[1])}"
     if known[0] < _LITTLE_MEMORY:
-        return _slow("memory", says, f"free some: large fits keep up to {readable_bytes(_LITTLE_MEMORY)} at once")
+        return _slow("memory", says, f"free memory: large fits keep up to {readable_bytes(_LITTLE_MEMORY)} at once")
     return _ok("memory", says)
 
 

@@ -8,7 +8,8 @@ subgraphs, other domains and external files are refused before the graph is run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +38,7 @@ _DTYPES = {
 
 
 class Features(np.ndarray[Any, np.dtype[np.float64]]):
-    """The output (n, d) of a feature part: an array that knows this, so that no part is applied to it again.
+    """The output (n, d) of a feature part, marked as such so that no part is applied to it again.
 
     `part` is the SHA-256 of the feature part. Slices keep it.
     """
@@ -71,12 +72,8 @@ class RawInput:
     @property
     def width(self) -> int | None:
         """How many values a sample has in this input; None if it is open."""
-        size = 1
-        for side in self.shape:
-            if side is None:
-                return None
-            size *= side
-        return size
+        sides = [side for side in self.shape if side is not None]
+        return math.prod(sides) if len(sides) == len(self.shape) else None
 
     def __str__(self) -> str:
         sides = ", ".join("any" if side is None else str(side) for side in self.shape)
@@ -186,14 +183,13 @@ class FeaturePart:
         try:
             (found,) = self._session.run(None, feed)
         except Exception as error:  # onnxruntime has no common base class of its errors
-            fixed = n
             try:  # a graph that was exported for a batch of one
                 rows = [self._session.run(None, {k: v[i : i + 1] for k, v in feed.items()})[0] for i in range(n)]
             except Exception:  # the first message says more
                 raise InputError(
                     f"the feature part does not take these inputs ({one_line(error)}); it takes {self.describe()}"
                 ) from None
-            found = np.concatenate(rows) if fixed else np.empty((0, 0))
+            found = np.concatenate(rows) if rows else np.empty((0, 0))
         out = np.asarray(found, dtype=np.float64)
         if out.ndim == 0 or out.size % max(n, 1):
             raise InputError(f"the feature part gives shape {out.shape} for {n} samples, wanted one row per sample")
@@ -204,7 +200,7 @@ class FeaturePart:
         feed = {each.name: _typed(each, columns[each.name]) for each in self.inputs}
         sizes = {len(array) for array in feed.values()}
         if len(sizes) != 1:
-            raise InputError(f"the inputs have {' and '.join(map(str, sorted(sizes)))} samples, wanted as many in each")
+            raise InputError(f"the inputs have {' and '.join(map(str, sorted(sizes)))} samples, wanted equally many")
         return feed, sizes.pop()
 
 
@@ -256,15 +252,10 @@ def _typed(each: RawInput, values: Any) -> NDArray[Any]:
     if wanted is not None and typed.ndim != 1 + len(each.shape) and typed[:1].size in (wanted, 0):
         # rows of flattened images, or a single column without its axis
         typed = typed.reshape(len(typed), *(side or 1 for side in each.shape))
-    expected = (len(typed), *(side if side is not None else size for side, size in _sides(each, typed)))
-    if typed.shape != expected:
+    fits = len(each.shape) == typed.ndim - 1
+    if not fits or any(want not in (None, side) for want, side in zip(each.shape, typed.shape[1:], strict=True)):
         raise InputError(f"the samples have shape {array.shape}, but the feature part takes {each}")
     return np.ascontiguousarray(typed)
-
-
-def _sides(each: RawInput, array: NDArray[Any]) -> Iterable[tuple[int | None, int]]:
-    sizes = list(array.shape[1:]) + [-1] * len(each.shape)
-    return zip(each.shape, sizes, strict=False)
 
 
 _SUBGRAPHS = frozenset(("If", "Loop", "Scan", "SequenceMap"))
@@ -276,10 +267,10 @@ _DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft"))
 
 
 def check_graph(graph: bytes) -> None:
-    """Reject what an untrusted feature part may not do: run subgraphs, call other domains, read other files, draw.
+    """Reject what an untrusted feature part may not do: run subgraphs, use other domains, read files, be random.
 
-    A loop could run for a time that depends on the raw input, and whoever waits for the request could see that. Random
-    numbers would give one input another decision each time.
+    A loop could take a time that depends on the raw input, and whoever waits for the request could measure it. Random
+    numbers would give one input different decisions.
     """
     try:
         import onnx

@@ -1,4 +1,4 @@
-"""Networks of which only the first layer is read: residual, gated, normalised or any other network behind it.
+"""Networks of which only the first layer is read; residual, gated, normalised or any other layers may follow it.
 
 The replacement lives on the first layer, as for a deeper network. Everything after it is an ONNX graph: onnxruntime
 computes the logits and decisions, in floats and without an error bound. They are the targets of a fit, and its
@@ -28,8 +28,8 @@ class GraphMLP(MLP):
     """A classifier whose first layer is `W1`, `b1`, and whose logits the ONNX graph `network` computes from x.
 
     `activation` is that of the first layer, or ReLU where it has none of its own (gates). It only shapes the derived
-    head `W2`, `b2`, which is no part of the network or its hash. Rows are evaluated one by one, so that a decision does
-    not depend on the rows beside it. Needs the extra `features`.
+    head `W2`, `b2`, which is not part of the network or its hash. Rows are evaluated one by one, so that a decision
+    does not depend on the rows beside it. Needs the extra `features`.
     """
 
     network: FeaturePart | None  # type: ignore[misc]  # a class attribute of MLP, which has none; never None here

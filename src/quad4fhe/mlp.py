@@ -45,11 +45,11 @@ class MLP:
     activation
         The activation, or its name as in "gelu" and "leaky_relu:0.2"; ReLU by default.
     feature_part
-        What comes before, if the model is the head of a larger one: x are the features that the part computes from raw
-        inputs, and `inputs(X)` computes them. `fit`, `verify` and `Fit.predict` take raw inputs; the methods `hidden`,
-        `logits` and `decide` always take features.
+        What comes before, if the model is the head of a larger one: it computes the features x from raw inputs, and so
+        does `inputs(X)`. `fit`, `verify` and `Fit.predict` take raw inputs; the methods `hidden`, `logits` and `decide`
+        always take features.
     notes
-        What an importer had to assume; no part of the model's hash.
+        What an importer had to assume; not part of the model's hash.
     """
 
     W1: Array
@@ -96,7 +96,7 @@ class MLP:
         object.__setattr__(self, "notes", notes)
 
     def named(self, names: Names) -> MLP:
-        """The same model with names of its features and classes, which are no part of its hash."""
+        """The same model with names of its features and classes, which are not part of its hash."""
         names.check(self.features, self.classes)
         made = copy.copy(self)
         object.__setattr__(made, "names", names)
@@ -156,7 +156,7 @@ class MLP:
 
     @property
     def has_derived_head(self) -> bool:
-        """Whether W2 and b2 are no part of the network, which has more layers than the first."""
+        """Whether W2 and b2 are not part of the network, because it has further layers."""
         return bool(self.layers) or self.network is not None
 
     def inputs(self, X: Any) -> Any:
@@ -214,7 +214,7 @@ class MLP:
         return decide(self.logits(X))
 
     def require_one_hidden(self, what: str) -> None:
-        """Reject a deeper network, for `what` replaces one activation."""
+        """Reject a deeper network, because `what` replaces one activation."""
         if self.has_derived_head:
             layers = len(self.layers) or "a whole graph behind it"
             raise InputError(
@@ -232,7 +232,7 @@ class MLP:
         """Import a fitted scikit-learn MLPClassifier, alone or at the end of a Pipeline.
 
         Affine steps are folded; other preprocessing (ColumnTransformer, encoders, imputers) becomes the feature part.
-        `example` is a small array or DataFrame of raw inputs, for columns whose type the Pipeline does not tell.
+        `example` is a small array or DataFrame of raw inputs, for columns whose type the Pipeline does not record.
         """
         from quad4fhe.importers.sklearn import from_sklearn
 
@@ -245,7 +245,7 @@ class MLP:
         """Import a torch module that ends in Linear, activation, Linear, or a state dict of one.
 
         Other layers in front become the feature part, which is exported with `example`, a tensor of a few raw inputs.
-        A state dict does not say its `activation`; without one ReLU is assumed. `split="first"` reads the first layer
+        A state dict does not name its `activation`; without one ReLU is assumed. `split="first"` reads the first layer
         of any other network, and lets onnxruntime compute its decisions.
         """
         from quad4fhe.importers.torch import from_torch

@@ -39,7 +39,7 @@ class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InputError(f"{len(names)} {what} names were given, and the model has {wanted}; give one for each")
 
     def or_else(self, other: Names) -> Names:
-        """These names, and the `other` ones where these are not known."""
+        """These names, and where they are not known the `other` ones."""
         return Names(self.features or other.features, self.classes or other.classes)
 
     def decided(self, label: int) -> str:
@@ -103,7 +103,7 @@ def _check(what: str, names: Sequence[str] | None) -> None:
             raise InputError(f"the {what} name {name[:60]!a} is empty, too long, or not printable; rename it")
     if len(set(names)) != len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
-        raise InputError(f"two {what} names are {twice!r}; names must be different")
+        raise InputError(f"two {what} names are {twice!r}; names must differ")
 
 
 NONE = Names()

@@ -1,6 +1,6 @@
-"""Samples for a model, from arrays and files: as they are, or for a head its feature part's output.
+"""Samples for a model, from arrays and files; for a model with a feature part, the features of raw inputs.
 
-Files of raw inputs may hold what no plain sample file does: images of any shape, columns of text, one array for each
+Unlike other sample files, files of raw inputs may hold images of any shape, columns of text, or one array for each
 input of the feature part. `write_features` stores features, and every command takes such a file instead of raw inputs.
 """
 
@@ -132,7 +132,7 @@ def _scaled(X: NDArray[Any], archive: Any) -> NDArray[Any]:
 def _read_table(
     names: list[str], cells: list[list[str]], part: FeaturePart, label: str | None
 ) -> tuple[Any, NDArray[Any] | None]:
-    """The columns of a table of text: by name if every input has its column, else in order."""
+    """The columns of a text table: by name if every input has a column, else in order."""
     columns = {name: np.array(column) for name, column in zip(names, cells, strict=True)}
     inputs = part.inputs
     by_name = tuple(each.name for each in inputs) if all(each.name in columns for each in inputs) else None

@@ -45,13 +45,13 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
     degree
         As in `quad4fhe.fit`: 2, 3, 4, 6, 8 or "auto".
     cost
-        As in `quad4fhe.fit`: for degree="auto", server time that may be spent, over that of degree 2.
+        As in `quad4fhe.fit`: for degree="auto", the largest server time, as a multiple of that of degree 2.
     regime
         As in `quad4fhe.fit`: "auto", "hard", "rch" or "soft".
     threshold
         As in `quad4fhe.fit`: "zero" or "free".
     polish
-        Let a soft fit trade hinge loss for kept decisions.
+        Search near a soft fit for one that keeps more decisions.
     target_agreement
         The share of calibration decisions below which fitting raises TargetNotReachedError.
     seed
@@ -122,49 +122,32 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
         mlp = MLP.from_sklearn(trained, example=X if _is_pipeline(trained) else None)
         self.estimator_ = trained
         self.classes_ = trained.classes_
-        self.fit_: Fit = fit(
-            mlp,
-            checked,
-            family=self.family,
-            degree=self.degree,
-            cost=self.cost,
-            regime=self.regime,
-            threshold=self.threshold,
-            polish=self.polish,
-            target_agreement=self.target_agreement,
-            seed=self.seed,
-            holdout=self.holdout,
-            confidence=self.confidence,
-            fresh=self.fresh,
-            reliable=self.reliable,
-        )
+        options = self.get_params(deep=False)
+        del options["estimator"]
+        self.fit_: Fit = fit(mlp, checked, **options)
         return self
 
     def decision_function(self, X: Any) -> Array:
         """The polynomial model's logits (n, K), or for two classes scores (n,), positive for classes_[1]."""
-        checked = self._samples(X)
-        return self.fit_.decision_function(checked)
+        return self._fitted().decision_function(self._checked(X))
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The polynomial model's decisions (n,), as labels of `classes_`."""
-        checked = self._samples(X)
-        labels: NDArray[Any] = self.classes_[self.fit_.predict(checked)]
+        decided = self._fitted().predict(self._checked(X))
+        labels: NDArray[Any] = self.classes_[decided]
         return labels
 
     def is_reliable(self, X: Any) -> NDArray[np.bool_]:
         """Mark the reliable decisions on X, (n,); needs holdout, fresh and reliable."""
-        checked = self._samples(X)
-        return self.fit_.is_reliable(checked)
+        return self._fitted().is_reliable(self._checked(X))
 
     def drift(self, X: Any) -> Drift:
         """Whether X (n, d) differs from the hold-out rows of the promise; needs holdout and fresh."""
-        checked = self._samples(X)
-        return self.fit_.drift(checked)
+        return self._fitted().drift(self._checked(X))
 
     def agreement(self, X: ArrayLike) -> float:
         """The share of the trained classifier's own decisions on X that are kept, in exact arithmetic."""
-        checked = self._samples(X)
-        return self.fit_.agreement(checked)
+        return self._fitted().agreement(self._checked(X))
 
     def set_params(self, **params: Any) -> QuadraticReplacement:
         """Set parameters; rejects those of a fitted classifier (`estimator__...`), because it is not trained again."""
@@ -177,11 +160,11 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
         super().set_params(**params)
         return self
 
-    def _samples(self, X: Any) -> Any:
+    def _fitted(self) -> Fit:
         check_is_fitted(self, "fit_")
-        return self._checked(X, reset=False)
+        return self.fit_
 
-    def _checked(self, X: Any, *, reset: bool) -> Any:
+    def _checked(self, X: Any, *, reset: bool = False) -> Any:
         """X as numbers; as it is for a Pipeline whose preprocessing takes text or missing values."""
         try:
             return validate_data(self, X, dtype=np.float64, reset=reset)
@@ -206,17 +189,14 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
         tags.input_tags.sparse = False
         return tags
 
-    def _html_repr(self) -> str:
+    def _repr_html_inner(self) -> str:
         """scikit-learn's diagram, followed by the results of the fit."""
         diagram = str(estimator_html_repr(self))
         return diagram + self.fit_._repr_html_() if hasattr(self, "fit_") else diagram
 
-    def _repr_html_inner(self) -> str:
-        return self._html_repr()
-
     def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
         bundle: dict[str, str] = super()._repr_mimebundle_(**options)
-        return bundle | ({"text/html": self._html_repr()} if "text/html" in bundle else {})
+        return bundle | ({"text/html": self._repr_html_inner()} if "text/html" in bundle else {})
 
 
 def _is_pipeline(estimator: Any) -> bool:
@@ -228,6 +208,6 @@ def _fitted(estimator: Any) -> bool:
     """Whether the classifier is trained; then it stays unchanged."""
     try:
         check_is_fitted(estimator)
-    except (NotFittedError, TypeError):  # TypeError: no estimator at all, which `fit` refuses
+    except (NotFittedError, TypeError):  # TypeError: not an estimator, which `fit` rejects
         return False
     return True

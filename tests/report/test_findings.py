@@ -229,5 +229,5 @@ def test_a_false_cap_gets_no_picture() -> None:
             continue
         said = msgspec.structs.replace(found.diagnostics, mu=mu)
         forged = dataclasses.replace(found, regime=Regime("rch", mu), diagnostics=said)
-        with pytest.raises(CertificateError, match="place another line"):
+        with pytest.raises(CertificateError, match="give another line"):
             view_of((forged, X))

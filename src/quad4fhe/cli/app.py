@@ -37,7 +37,7 @@ app = Manual(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
 _INTERRUPTED = 130  # what shells expect of a command that Ctrl-C ended
-_UNREAD = 141  # ... and of a command whose output nobody reads to the end, as in `quad4fhe ... | head`
+_UNREAD = 141  # ... and of a command whose reader stops early, as in `quad4fhe ... | head`
 _PATH_ERRORS = {getattr(errno, name) for name in ("EACCES", "EPERM", "ENOENT", "EISDIR", "ENOTDIR", "EROFS", "ELOOP")}
 _PATH_ERRORS |= {errno.ENAMETOOLONG, errno.EMFILE}
 _ANSWER_IS_NO = (CertificateError, FitError, TargetNotReachedError)
@@ -83,7 +83,7 @@ def _version() -> str:
 def add_installed_commands() -> None:
     """Add the commands that installed packages offer; `quad4fhe-reproduce` in this repository is one of them.
 
-    A package that can't be loaded stops its own command only. Without quad4fhe-reproduce, `quad4fhe reproduce` says how
+    If a package can't be loaded, only its own command fails. Without quad4fhe-reproduce, `quad4fhe reproduce` says how
     to install it.
     """
     found = entry_points(group=_COMMANDS)
@@ -104,7 +104,7 @@ def _add(point: EntryPoint) -> None:
 
 
 def _refuse(name: str, error: Quad4FHEError) -> None:
-    """Register a command that takes any words and raises an error."""
+    """Register a command that accepts any arguments and raises an error."""
 
     def command(context: typer.Context, json: JsonFlag = False) -> None:
         raise error
@@ -114,17 +114,17 @@ def _refuse(name: str, error: Quad4FHEError) -> None:
     app.command(name, hidden=True, context_settings=anything)(command)
 
 
-# --- endings ----------------------------------------------------------------------------------------------------
+# --- exit codes -------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; an error that a user can cause is one line."""
+    """Run the command line and return its exit code; an error that a user can cause is printed as one line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     json = "--json" in words
     try:
         return _run(words, json)
     except OSError as error:
-        return _of_the_system(error, json)
+        return _system_error(error, json)
 
 
 def _run(words: list[str], json: bool) -> int:
@@ -141,20 +141,20 @@ def _run(words: list[str], json: bool) -> int:
         return _fail(as_options(str(error), words[0]), 1 if isinstance(error, _ANSWER_IS_NO) else 2, json)
     except KeyboardInterrupt:
         return _fail("interrupted", _INTERRUPTED, json)
-    except typer.Abort as error:  # the user did not answer a question
+    except typer.Abort as error:  # the user ended the prompt for a passphrase
         if isinstance(error.__context__, KeyboardInterrupt):
             return _fail("interrupted", _INTERRUPTED, json)
-        return _fail("a question got no answer: answer it, or give the file that the command's --help names", 2, json)
+        return _fail("no passphrase was entered; type one, or put it into a file for --passphrase-file", 2, json)
     except MemoryError as error:
         return _fail(f"not enough memory ({one_line(error)}); use fewer samples, or a larger machine", 2, json)
-    except SystemExit as error:  # Typer and Rich exit so when a pipe breaks
+    except SystemExit as error:  # how Typer and Rich exit when a pipe breaks
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         return _unread()
     except OSError:
         raise
     except Exception as error:
-        # Typer reports what it can't parse with classes of its own, whose package depends on its version.
+        # Typer reports arguments that it can't parse with its own exceptions, whose package depends on its version.
         show = getattr(error, "format_message", None)
         if show is None:
             raise
@@ -178,7 +178,7 @@ def as_options(message: str, command: str) -> str:
     return re.sub(r"\b([a-z_]+)=('[^']*'|\"[^\"]*\"|[\w.]+\w)", option, message)
 
 
-def _of_the_system(error: OSError, json: bool) -> int:
+def _system_error(error: OSError, json: bool) -> int:
     if error.errno == errno.EPIPE:
         return _unread()
     if error.errno == errno.ENOSPC:
@@ -190,7 +190,7 @@ def _of_the_system(error: OSError, json: bool) -> int:
 
 
 def _unread() -> int:
-    """End silently: that nobody reads on, as after `| head`, is not a mistake."""
+    """End silently: a reader that stops early, as `| head` does, is not an error."""
     _discard_output()
     return _UNREAD
 

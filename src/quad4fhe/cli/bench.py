@@ -1,4 +1,4 @@
-"""`quad4fhe bench`: the paper's encrypted experiments on a model of yours."""
+"""`quad4fhe bench`: the paper's encrypted experiments on your model."""
 
 from __future__ import annotations
 

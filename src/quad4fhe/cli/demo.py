@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,7 +68,7 @@ def _show(shown: Demo) -> None:
         ("CPU time", words["CPU time"]),
     ]
     print_table("demo", lines)
-    files = shown.files
+    files = {name: quote(str(path)) for name, path in shown.files.items()}
     say(f"Try it yourself: quad4fhe fit {files['model']} {files['calibration']} --test {files['test']}")
     say(f"             or: quad4fhe predict {files['fit']} {files['test']} --encrypted")
-    say(f"\nThe report is {files['report']}: open it in a browser.")
+    say(f"\nThe report is {shown.files['report']}: open it in a browser.")

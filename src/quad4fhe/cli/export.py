@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -55,10 +56,11 @@ def export_command(
 
     The exported model has no ReLU: it is an affine map, a square and another affine map, in operations (Gemm, Mul, Add)
     that other compilers for encrypted inference support. Rounding to float32 can change decisions that are close to a
-    tie; --check counts them. --folded saves other compilers a product, and is the same function with other roundings; a
-    free head gets two more units per class.
+    tie; --check counts them. --folded saves other compilers a product: the same function, rounded differently; a free
+    head gets two more units per class.
 
-    The export has no feature part, which runs at the client: it takes the features. --features writes that part.
+    The exported model takes features; the feature part, which computes them at the client, is not in it. --features
+    writes that part.
 
     --page writes the page of `quad4fhe serve --page` as one file that people open from disk, and prints its SHA-256 for
     comparison. The page holds the plan and nothing of the model; it asks a server that runs with the same --plan and
@@ -69,7 +71,7 @@ def export_command(
     quad4fhe export fit.safetensors -o heir.onnx --folded --batch 1
     quad4fhe export fit.safetensors --page ask.html --server URL --plan plan.json
 
-    Exit 1: with --check: some decisions differ from the fit's; the file is written nevertheless
+    Exit 1: with --check: some decisions differ from the fit's; the file is written anyway
     """
     if page is not None or server is not None or plan_file is not None:
         _export_page(fit_file, page, server, plan_file, json)
@@ -115,7 +117,7 @@ def _export_features(fit_file: Path, out: Path, json: bool) -> None:
 
     part = Fit.load(fit_file).mlp.feature_part
     if part is None:
-        raise InputError("the fit has no feature part: the whole model is encrypted; leave --features out")
+        raise InputError("the fit has no feature part, because all of the model is encrypted; leave --features out")
     part.save(out)
     if json:
         print_json({"file": str(out), "bytes": len(part.graph), "sha256": part.sha256})
@@ -131,7 +133,8 @@ def _export_page(fit_file: Path, page: Path | None, server: str | None, plan_fil
 
     if page is None or server is None or plan_file is None:
         raise InputError(
-            "a page needs --page FILE, --server URL and --plan FILE; make the plan with: quad4fhe plan FIT --json"
+            "a page needs --page FILE, --server URL and --plan FILE; make the plan with: "
+            f"quad4fhe plan {quote(str(fit_file))} --json > plan.json"
         )
     plan = Plan.load(plan_file)
     if plan.feature_part is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,8 +30,6 @@ from quad4fhe.errors import InputError
 
 if TYPE_CHECKING:
     from quad4fhe import MLP
-
-if TYPE_CHECKING:
     from quad4fhe.names import Names
 
 
@@ -48,13 +47,13 @@ def fit_command(
         str, choice(DEGREES, "Degree of the polynomial: more keeps more decisions and costs more.")
     ] = "2",
     cost: Annotated[
-        float, typer.Option(help="With --degree auto: server time that may be spent, over that of degree 2.")
+        float, typer.Option(help="With --degree auto: the largest server time, as a multiple of that of degree 2.")
     ] = 1.0,
     regime: Annotated[str, choice(REGIMES, "Try all regimes in turn, or only one.")] = "auto",
     threshold: Annotated[
         str, choice(("zero", "free"), "Keep the binary threshold at zero, or fit it as well.")
     ] = "zero",
-    polish: Annotated[bool, typer.Option(help="Trade hinge loss for kept decisions in a soft fit.")] = True,
+    polish: Annotated[bool, typer.Option(help="Search near a soft fit for one that keeps more decisions.")] = True,
     target_agreement: Annotated[
         float | None, typer.Option(help="Exit with 1 and write nothing if the fit keeps less than this share.")
     ] = None,
@@ -126,7 +125,7 @@ def fit_command(
     from quad4fhe.fitting.result import check_fit_path
 
     if features_only is None:
-        check_fit_path(out)  # before the work, not after it
+        check_fit_path(out)  # fail before the work, not after it
     names: dict[str, Any] = {
         "family": family,
         "degree": int(degree) if degree != "auto" else degree,
@@ -164,7 +163,7 @@ def fit_command(
     print_table(
         "fit", [*(("model", note) for note in mlp.notes), *fitted.summary(), ("names", describe_names(fitted.names))]
     )
-    say(f"Written to {out}. Recheck it with: quad4fhe verify {out} {calib}")
+    say(f"Written to {out}. Recheck it with: quad4fhe verify {quote(str(out))} {quote(str(calib))}")
 
 
 def describe_names(names: Names) -> str:
@@ -180,7 +179,7 @@ def _write_features(mlp: MLP, calib: Path, out: Path, json: bool) -> None:
     from quad4fhe.raw import samples_for, write_features
 
     if mlp.feature_part is None:
-        raise InputError("the whole model can be encrypted, so it has no feature part; leave --features-only out")
+        raise InputError("the model has no feature part, because all of it can be encrypted; leave --features-only out")
     features, y = samples_for(mlp, calib, "calibration")
     write_features(out, features, y)
     n, d = features.shape

@@ -59,8 +59,8 @@ class Command(TyperCommand):
     """A command whose page names its arguments and options without Python types."""
 
     page: Page
-    values: ClassVar[dict[str, str]]  # the metavar of each option's value, by the type of its parameter
-    later: ClassVar[Mapping[str, Callable[[], str]]]  # words that are too slow to load for other pages than this one
+    values: ClassVar[dict[str, str]]  # the metavar of each parameter, by its type
+    later: ClassVar[Mapping[str, Callable[[], str]]]  # words that are slow to load, so only the page with them does
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -129,7 +129,7 @@ class Manual(typer.Typer):
 
 
 def _values(function: Any) -> dict[str, str]:
-    """The name of each parameter with what its value is, such as FILE; flags have no value."""
+    """The metavar of each parameter by its name, such as FILE; flags have none."""
     kinds = {name: _types(hint) for name, hint in get_type_hints(function).items()}
     return {name: value for name, types in kinds.items() for kind, value in _VALUES.items() if kind in types}
 

@@ -58,7 +58,7 @@ ModelFile = Annotated[
 ActivationOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="Activation of a state dict, which does not say it: relu, gelu, tanh, leaky_relu:0.2, ..."
+        metavar="NAME", help="Activation of a state dict, which does not name it: relu, gelu, tanh, leaky_relu:0.2, ..."
     ),
 ]
 BinaryFlag = Annotated[
@@ -114,9 +114,9 @@ RepliesOption = Annotated[
     str,
     choice(
         REPLIES,
-        "What a reply may tell its client: private, the logits at its ciphertext and nothing else about the weights; "
-        "logits, not even the noise of its encryption; decisions (two classes), little more than the decision; plain "
-        "replies hand out the weights. Layout lift offers all, batch plain and private, packed plain.",
+        "What a client can learn from replies. private: the logits at its ciphertext and nothing else about the "
+        "weights; logits: not even the effect of its encryption noise; decisions (two classes): little more than the "
+        "decision; plain: the weights. Layout lift offers all, batch plain and private, packed plain.",
     ),
 ]
 WidenOption = Annotated[
@@ -128,7 +128,7 @@ WidenOption = Annotated[
 BoxOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Take the range of the samples in FILE as the box; two rows, lowest and highest, will do."
+        metavar="FILE", help="Take the range of the samples in FILE as the box; two rows, lowest and highest, suffice."
     ),
 ]
 CalibOption = Annotated[
@@ -152,18 +152,16 @@ class Box:
         from quad4fhe import read_samples
         from quad4fhe.planning.box import box_of
 
-        return (
-            None
-            if self.file is None
-            else box_of(read_samples(self.file, "test", named_columns(names, None))[0], features)
-        )
+        if self.file is None:
+            return None
+        return box_of(read_samples(self.file, "test", named_columns(names, None))[0], features)
 
     def plan_options(self, features: int, names: Names | None) -> dict[str, Any]:
         """The arguments of `plan` and `plans` that these options ask for."""
         return {"box": self.corners(features, names), "widen": self.widen, "clip": self.clip}
 
     def held(self, X: Array, names: Names | None = None) -> Array:
-        """The samples (n, d) inside this box, whatever the plan's: those outside are rejected, or moved to its edge."""
+        """The samples (n, d) inside this box, not the plan's: those outside are rejected, or moved to its edge."""
         import numpy as np
 
         from quad4fhe.planning.box import Outside, widened
@@ -171,8 +169,8 @@ class Box:
         if self.file is None:
             if self.widen is not None:
                 raise InputError(
-                    "--widen widens the box of --box here, and the plan's box is fixed; for a wider one make the plan "
-                    f"again: quad4fhe plan FIT --widen {self.widen:g} --json > plan.json, or quad4fhe serve FIT --widen"
+                    "--widen needs --box here, because the plan's box is fixed; for a wider one make the plan again: "
+                    f"quad4fhe plan FIT --widen {self.widen:g} --json > plan.json, or quad4fhe serve FIT --widen"
                 )
             return X
         corners = self.corners(X.shape[1], names)
@@ -198,15 +196,11 @@ def load_model(command: str, model: Path, data: Path, test: Path | None = None, 
 
     try:
         return MLP.load(model, **options)
-    except InputError:
+    except InputError as error:
         try:
             MLP.load(data)
         except Quad4FHEError:
-            swapped = False
-        else:
-            swapped = True
-        if not swapped:
-            raise
+            raise error from None
     fix = f"quad4fhe {command} {quote(str(data))} {quote(str(model))}"
     fix += "" if test is None else f" --test {quote(str(test))}"
     raise InputError(f"{model} holds no model, but {data} does; the model comes first: {fix}")
@@ -265,7 +259,7 @@ def plan_options(
 # --- keys and servers -------------------------------------------------------------------------------------------
 
 PassphraseFile = Annotated[
-    Path | None, typer.Option(help="A file of yours (mode 600) whose first line is the passphrase.")
+    Path | None, typer.Option(help="A file that only you can read (mode 600) with the passphrase in its first line.")
 ]
 AskPassphrase = Annotated[bool, typer.Option("--ask-passphrase", help="Ask for the key's passphrase.")]
 TokenOption = Annotated[Path | None, typer.Option(help="A file that holds the API token.")]
@@ -283,7 +277,7 @@ def read_passphrase(file: Path | None, ask: bool, *, confirm: bool = False) -> s
     if not ask:
         return None
     if not sys.stdin.isatty():
-        raise InputError("there is no terminal to ask for the passphrase on; write it to a file for --passphrase-file")
+        raise InputError("there is no terminal to ask for the passphrase; put it into a file for --passphrase-file")
     typed: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
     return typed
 
@@ -325,5 +319,5 @@ def _first_line(file: Path, what: str) -> str:
     with opened(file), parsing(f"the {what}", "write it as one line of text"):
         lines = file.read_text(encoding="utf-8").splitlines()
     if not lines or not lines[0].strip():
-        raise InputError(f"{file}: its first line, the {what}, is empty")
+        raise InputError(f"{file}: the first line is empty, wanted the {what}")
     return lines[0].strip()

@@ -1,4 +1,4 @@
-"""`quad4fhe plan`: every encryption parameter, and the bill."""
+"""`quad4fhe plan`: every encryption parameter, and the cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from quad4fhe.cli.options import (
     RepliesOption,
     SamplesOption,
     WidenOption,
-    make_plan,
     plan_options,
 )
 from quad4fhe.cli.terminal import at_work, print_json, say
@@ -41,24 +40,22 @@ def plan_command(
     All layouts are compared in one table, and the cheapest that keeps every decision is taken. --json prints the plan
     that `keygen`, `serve`, `query` and `predict` take.
 
-    Encrypted inputs must lie inside a box: the calibration range, and half of it on both sides. The output shows how
-    many bits this room costs. --widen and --box choose another box.
+    Encrypted inputs must lie inside a box: the calibration range, widened by half of it on both sides. The output shows
+    how many bits that costs. --widen and --box choose another box.
 
     Example: quad4fhe plan fit.safetensors --samples 2048 --calib calib.npz
     quad4fhe plan fit.safetensors --layout packed --json > plan.json
     quad4fhe plan fit.safetensors --box limits.csv --clip
     """
-    from quad4fhe import Fit, describe
+    from quad4fhe import Fit, describe, plan
     from quad4fhe.layouts.planner import plans
     from quad4fhe.planning.describe import table
 
     with at_work() as progress:
         progress("plan", 0, 0)
         fitted = Fit.load(fit_file)
-        if layout == "auto":
-            found = plans(fitted, **plan_options(fitted, samples, precision, Box(box, widen, clip), calib, replies))
-        else:
-            found = [make_plan(fitted, samples, layout, precision, Box(box, widen, clip), calib, replies)]
+        options = plan_options(fitted, samples, precision, Box(box, widen, clip), calib, replies)
+        found = plans(fitted, **options) if layout == "auto" else [plan(fitted, layout=layout, **options)]
     if json:
         print_json(found[0].to_dict())
         return

@@ -60,9 +60,9 @@ def predict_command(
     """Classify DATA with FIT, in the clear or encrypted.
 
     --encrypted encrypts, evaluates and decrypts the samples, all on this machine. Encrypted inputs must lie inside the
-    plan's box: the calibration range, and half of it on both sides. --widen and --box choose another box, and --clip
-    moves the samples outside it to its edge and reports how many decisions that changed. --plan takes a plan that was
-    made before, with its box.
+    plan's box: the calibration range, widened by half of it on both sides. --widen and --box choose another box, and
+    --clip moves the samples outside it to its edge and reports how many decisions that changed. --plan takes a plan
+    that was made before, with its box.
 
     Example: quad4fhe predict fit.safetensors test.npz -o decisions.csv
     quad4fhe predict fit.safetensors test.npz --encrypted --clip
@@ -85,7 +85,7 @@ def predict_command(
             "--plan has its own box, layout and precision; leave --box, --widen, --calib, --layout and --precision out"
         )
     if encrypted and out is not None and out.suffix == ".npz":
-        raise InputError("an .npz holds exact logits, for canaries: leave --encrypted out, or write a .csv")
+        raise InputError("an .npz is for canaries and holds exact logits; leave --encrypted out, or write a .csv")
     with at_work() as progress:
         fitted = Fit.load(fit_file)
         X, y = samples_for(fitted.mlp, data, "test", named_columns(fitted.names, label_column))

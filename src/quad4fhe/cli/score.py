@@ -31,7 +31,7 @@ def score_command(
         str,
         choice(
             _PAYLOADS,
-            "files: workers read IN and write OUT; bytes: this process does, where workers can't; "
+            "files: workers read IN and write OUT; bytes: this process does, for workers that can't; "
             "auto: files if all workers are on this machine.",
         ),
     ] = "auto",

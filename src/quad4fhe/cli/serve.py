@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,7 +52,7 @@ def serve_command(
         ),
     ] = None,
     layout: Annotated[
-        str, choice(("all", *LAYOUTS.names()), "The layouts to serve a fit in that has no --plan.")
+        str, choice(("all", *LAYOUTS.names()), "The layouts to offer for a fit without a --plan.")
     ] = "all",
     samples: SamplesOption = 2048,
     precision: PrecisionOption = "strict",
@@ -67,7 +68,7 @@ def serve_command(
     max_keys: Annotated[int, typer.Option(help="Number of clients whose evaluation keys are kept.", min=1)] = 64,
     questions_per_day: Annotated[
         int | None,
-        typer.Option(help="Answers for each token and day (UTC); a request counts all its samples.", min=1),
+        typer.Option(help="Answers for each token and day (UTC); each sample of a request counts.", min=1),
     ] = None,
     max_connections: Annotated[
         int, typer.Option(help="Open connections; at the limit, a new one replaces the oldest idle one.", min=1)
@@ -124,7 +125,7 @@ def serve_command(
 
     address = Address(host=host, port=port, certificate=tls_cert, certificate_key=tls_key)
     if spool is not None and not spool.is_dir():
-        raise InputError(f"{spool} is not a folder; requests wait in it, so make it or name another")
+        raise InputError(f"--spool {spool} is not a folder; create it, or name a folder in which requests can wait")
     limits = Limits(
         workers=workers,
         queue=queue,
@@ -140,7 +141,7 @@ def serve_command(
     called = _names(fits, names or [])
     hosted = _hosted(fits, called, plans or [], layouts, samples, precision, Box(box, widen, clip), replies)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it also names lines that are no errors
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it logs ordinary events under this name as well
     serve(
         hosted,
         address=address,
@@ -162,7 +163,7 @@ def _names(fits: list[Path], given: list[str]) -> list[str]:
     from quad4fhe.serve.directory import is_name, name_from
 
     if given and len(given) != len(fits):
-        raise InputError(f"{len(given)} times --name for {len(fits)} FIT; give one name for each, in the same order")
+        raise InputError(f"{len(given)} --name for {len(fits)} fits; give one name for each FIT, in the same order")
     for name in given:
         if not is_name(name):
             raise InputError(f"--name {name!r}: wanted up to 64 letters, digits, . - and _, a letter or digit first")
@@ -192,13 +193,16 @@ def _hosted(
             own = [plan for plan in given if plan.model_id == fit.model.sha256]
             own = own or _plans(fit, samples, layouts, precision, box, replies)
             hosted.append(HostedModel(fit, tuple(own), name))
-    if len(given) != sum(plan in given for each in hosted for plan in each.plans):
-        raise InputError("a plan belongs to none of the fits; make it again with: quad4fhe plan FIT --json")
+    models = {each.fit.model.sha256 for each in hosted}
+    for file, plan in zip(plans, given, strict=True):
+        if plan.model_id not in models:
+            make = f"quad4fhe plan {quote(str(fits[0]))} --json > {quote(str(file))}"
+            raise InputError(f"the plan {file} belongs to none of the fits; for the first fit, make it again: {make}")
     return hosted
 
 
 def _plans(fit: Fit, samples: int, layouts: Sequence[str], precision: str, box: Box, replies: str) -> list[Plan]:
-    """A plan for each of the layouts; of several, those that do not fit the model or the replies are left out."""
+    """A plan for each layout; layouts that do not suit the model or the replies are left out if another does."""
     found, errors = [], []
     for layout in layouts:
         try:

@@ -34,8 +34,8 @@ def verify_command(
 
     CALIB must be the data that the fit was made on; the certificate names its SHA-256. Decisions that floating point
     can't settle are settled in integer arithmetic, so the result does not depend on the machine. Every printed figure
-    is computed by the check. Statements of the file about how it was made (regime, seed, diagnostics) are neither
-    checked nor printed.
+    is computed by the check. What the file states about how it was made (regime, seed, diagnostics) is neither checked
+    nor printed.
 
     Example: quad4fhe verify fit.safetensors calib.npz --model model.onnx
 

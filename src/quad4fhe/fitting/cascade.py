@@ -107,7 +107,7 @@ def fit(
         that reaches `target_agreement` by cross-validation, or without a target the best within `cost`. Weights of
         higher degrees are rounded to few bits: the rounded polynomial is the model.
     cost
-        For degree="auto" without a target: server time that may be spent, over that of degree 2.
+        For degree="auto" without a target: the largest server time, as a multiple of that of degree 2.
     regime
         "auto" runs the paper's cascade (hard, then rch for two classes, then soft), and with `polish` leaves rch if
         another line keeps more decisions. "hard", "rch" or "soft" asks for one of them, in family "shared".
@@ -186,24 +186,21 @@ def fit(
         if mlp.network is not None:
             run.notes.append(notes.GRAPH)
         run.seconds["lift"] = time.perf_counter() - started
-        whole, budget = (
-            team is None and limit is None,
-            memory_budget if limit is None else min(memory_budget, limit // 2),
-        )
+        budget = memory_budget if limit is None else min(memory_budget, limit // 2)
 
         def quadratic() -> Candidate:
             found = _solve(run, regime)
             run.certify(found)
             if family == found.family:
                 return found
-            learn = partial(_learn, run, found.model, limit, everything=whole)
+            learn = partial(_learn, run, found.model, limit)
             return replace(run, found, family, learn, target_agreement, budget)
 
         if degree == 2:
             found = quadratic()
         else:
             highest = DEGREES[-1] if degree == "auto" else degree
-            ladder = Ladder(run, learned(run, limit, everything=whole), family, budget, highest)
+            ladder = Ladder(run, learned(run, limit), family, budget, highest)
             found = chosen(ladder, target_agreement, cost, quadratic) if degree == "auto" else fixed(ladder, degree)
         if run.lift.ties:
             run.notes.append(notes.TIES.format(run.lift.ties))
@@ -377,9 +374,9 @@ def _attempts(run: Run) -> dict[str, Attempt]:
     }
 
 
-def _learn(run: Run, whole: PolynomialModel, memory: int | None, *, everything: bool) -> tuple[Learned, Priors]:
+def _learn(run: Run, whole: PolynomialModel, memory: int | None) -> tuple[Learned, Priors]:
     """The rows that other families learn from, and a function that fits the shared family to some of them."""
-    part = learned(run, memory, everything=everything)
+    part = learned(run, memory)
     return part, partial(_shared_on, run, whole, part)
 
 

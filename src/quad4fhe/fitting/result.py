@@ -72,10 +72,9 @@ class Fit:
     """A replacement of one model's ReLU, with its evidence.
 
     `alpha`, `beta`, `eta` are floats for the shared family, (m,) arrays for unitwise, None for head and above degree 2,
-    where `model` has the coefficients; `tau` is the
-    decision threshold that was moved into c (0 unless shared with threshold="free"). `box` (2, d) is the range of each
-    feature on the calibration set and `margins` (n,) the gap between the winning logit and the next on each
-    calibration sample.
+    where `model` has the coefficients; `tau` is the decision threshold that was moved into c (0 unless shared with
+    threshold="free"). `box` (2, d) is the range of each feature on the calibration set and `margins` (n,) the gap
+    between the winning logit and the next on each calibration sample.
 
     `guarantee` is the promise about new inputs, if there is one. `regime` prints as its name, such as rch(0.01), and
     compares with strings: `fit.regime == "hard"`.

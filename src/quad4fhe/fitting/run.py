@@ -148,8 +148,8 @@ class Run:
             )
 
     def accept_if_lossless(self, found: Candidate) -> bool:
-        """Accept a hard candidate only with its certificate: rounding S, T and c may undo a thin separation."""
-        if not np.isfinite([*found.three, found.tau]).all():
+        """Accept a hard candidate only with its certificate: rounding its numbers may undo a thin separation."""
+        if found.free is None and not np.isfinite([*found.three, found.tau]).all():
             return False
         self.certify(found)
         if found.certified.statement != "lossless":

@@ -31,7 +31,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence or two."""
+        """What the fit keeps of the model's decisions, in a sentence or two."""
         return self.findings.verdict
 
     @cached_property
@@ -52,7 +52,7 @@ class Report:
         return checked
 
     def save_pictures(self, folder: str | Path) -> list[Path]:
-        """Write every picture as SVG and PNG into a folder, which is made if it is not there."""
+        """Write every picture as SVG and PNG into a folder, which is created if needed."""
         place = Path(folder)
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -109,12 +109,12 @@ def report(
     y_test
         Class ids or names of the test samples; they add accuracies.
     X_holdout
-        The rows of the fit's promise about new inputs, for the page to show it. They are also found in X_cal where that
-        is all the rows that they were set aside from.
+        The rows behind the fit's promise about new inputs, without which the page does not show it. Not needed if X_cal
+        still contains the rows that were set aside.
     classes
         Names of the classes.
     options
-        How far to go, and for how many samples to plan.
+        How much to compute, and how many samples to plan for.
     source
         The files that the commands on the page name.
     progress
@@ -138,7 +138,7 @@ def report(
 
 
 def require_extra() -> None:
-    """Check at once, not after the work, that pages and pictures can be made."""
+    """Raise MissingExtraError now, not after the work, if pages or pictures can't be made."""
     for package, module in (("matplotlib", "matplotlib.figure"), ("jinja2", "jinja2")):
         try:
             import_module(module)

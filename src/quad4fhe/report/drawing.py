@@ -1,4 +1,4 @@
-"""Pictures: colours, the way from a drawing function to SVG and PNG, and small helpers for drawing functions.
+"""Pictures: colours, the conversion of a drawing function to SVG and PNG, and small helpers for drawing functions.
 
 The only module that imports matplotlib, and only when something is drawn.
 """
@@ -43,7 +43,7 @@ DARK = {
     "lost": "#ff94ad",
     "good": "#74cfa3",
 }
-# Colours that occur nowhere else, to be replaced by CSS variables in a drawing that is to follow the page's theme.
+# Placeholder colours that occur nowhere else: `Picture.inline` replaces them with CSS variables of the page's theme.
 TOKENS = {name: f"#01fe{index:02x}" for index, name in enumerate(LIGHT, start=1)}
 
 WIDTH = 400
@@ -128,7 +128,7 @@ def _saved(picture: Picture, palette: Palette, kind: str) -> bytes:
         figure = Figure(figsize=(picture.width / 72, picture.height / 72), layout="constrained", facecolor="none")
         picture.draw(figure, palette)
         buffer = io.BytesIO()
-        # A name in another script: the SVG holds its letters, whatever the font of the measures has.
+        # A class name in another script: the SVG holds its letters even if the font that measures them lacks them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         if kind == "png":
             figure.savefig(buffer, format="png", dpi=_PNG_DPI, facecolor=palette["paper"])
@@ -150,7 +150,7 @@ def _body(svg: str) -> str:
 
 
 def _once(group: re.Match[str]) -> str:
-    """A group of equal marks with its style said once; thousands of dots say it thousands of times."""
+    """Move the style of all marks of a group to the group; matplotlib repeats it for each of thousands of dots."""
     styles = set(re.findall(r' style="([^"]*)"', group[0]))
     if len(styles) != 1:
         return group[0]
@@ -162,7 +162,7 @@ def _once(group: re.Match[str]) -> str:
 
 
 def apart(x: Array, y: Array) -> IntArray:
-    """Indices of one point for each occupied cell of a fine grid over the points, the extremes among them."""
+    """Indices of one point for each occupied cell of a fine grid over the points, and of the extreme points."""
     if x.size == 0:
         return np.zeros(0, dtype=np.int64)
     cells = []
@@ -186,13 +186,13 @@ def dots(axes: Any, x: Array, y: Array, colour: str, label: str) -> None:
 
 
 def crosses(axes: Any, x: Array, y: Array, colour: str) -> None:
-    """Draw what is lost; the more there is, the finer."""
+    """Draw lost decisions, with finer crosses if there are many."""
     size, weight = (4.2, 1.1) if x.size <= 200 else (2.6, 0.7)
     axes.plot(x, y, "x", color=colour, markersize=size, markeredgewidth=weight, label="lost")
 
 
 def legend(axes: Any, columns: int = 2) -> None:
-    """A legend above the drawing, where it covers nothing, whose names are text, whatever signs they hold."""
+    """Add a legend above the drawing, where it covers nothing; names are shown as text, never parsed as formulas."""
     made = axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=columns)
     for text in made.get_texts():
         text.set_parse_math(False)
@@ -203,7 +203,7 @@ def legend(axes: Any, columns: int = 2) -> None:
 
 
 def asinh_axis(axes: Any, which: str, values: Array) -> Any:
-    """Make the x or y axis linear near zero and logarithmic beyond, with plain numbers on it; returns its map."""
+    """Make the x or y axis linear near zero and logarithmic beyond, with plain numbers on it; return the map."""
     width = float(np.median(np.abs(values))) / 10 or 1.0
     low, high = float(values.min()), float(values.max())
     powers = 10.0 ** np.arange(np.ceil(np.log10(2 * width)), np.ceil(np.log10(max(abs(low), abs(high), width))) + 1)

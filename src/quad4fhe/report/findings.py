@@ -38,9 +38,9 @@ class Options:
     """How much a report computes.
 
     `ladder` names the families to fit for comparison, `samples` is how many are scored together. The plan's box is
-    wider than the calibration range by the share `widen` of it on both sides; None takes the default room. Times are
-    forecast for `machine`; None measures this one. `bill` is that of an encrypted run that was made, to be shown beside
-    the forecasts.
+    wider than the calibration range by the share `widen` of it on both sides; None takes the default. Times are
+    forecast for `machine`; None measures this one. `bill` is the bill of an actual encrypted run, which the page shows
+    beside the forecasts.
     """
 
     ladder: Extent = "shared"
@@ -104,17 +104,13 @@ class Measured:
     @property
     def agreement(self) -> Agreement:
         """How many decisions are kept."""
-        n, mismatches = self.target.size, int(np.count_nonzero(self.lost))
-        return Agreement(samples=n, agreement=(n - mismatches) / n, mismatches=mismatches)
+        return Agreement.of(self.target.size, int(np.count_nonzero(self.lost)))
 
     def by_class(self) -> list[Agreement | None]:
         """Agreement on the samples that the ReLU model assigns to each class; None for a class without samples."""
         counts = np.bincount(self.target, minlength=self.classes).tolist()
         losses = np.bincount(self.target[self.lost], minlength=self.classes).tolist()
-        return [
-            Agreement(samples=n, agreement=(n - lost) / n, mismatches=lost) if n else None
-            for n, lost in zip(counts, losses, strict=True)
-        ]
+        return [Agreement.of(n, lost) if n else None for n, lost in zip(counts, losses, strict=True)]
 
     def changes(self) -> list[tuple[int, int, int]]:
         """(from, to, how many) of the decisions that change, most frequent first."""
@@ -142,7 +138,7 @@ class Findings:
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence, about what was checked and measured here."""
+        """What was checked and measured here, in a sentence."""
         return verdict(self.fit, None if self.test is None else self.test.agreement)
 
 
@@ -197,14 +193,14 @@ def measure(
     logits[at, relu.label] = -np.inf
     rival: IntArray = np.argmax(logits, axis=1).astype(np.int64)
     after = own - logits[at, rival]
-    # Rounding can hide the sign; the exact decision has it.
+    # Rounding can flip the sign; the exact decision does not.
     after = np.where(relu.label == kept.label, np.abs(after), -np.abs(after))
     accuracy = None if y is None else (float(np.mean(relu.label == y)), float(np.mean(kept.label == y)))
     return Measured(relu.label, kept.label, relu.gap, after, rival, kept.gap, fit.mlp.classes, accuracy)
 
 
 def class_names(given: Sequence[str] | None, classes: int) -> list[str]:
-    """One name per class, as given or made from its number."""
+    """One name for each class: the given one, or one made from its number."""
     if given is None:
         return [f"class {c}" for c in range(classes)]
     # Invisible characters have no place in a page, and some would make it invalid.

@@ -1,6 +1,6 @@
 """The lifted plane of a binary model as a picture needs it: hulls, closest pair, separating line.
 
-A fit has a line if one shared quadratic decides, and a closest pair if the line lies halfway between its points.
+A fit has a line if it is one shared quadratic, and a closest pair if the line lies halfway between the two points.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def plane_view(fit: Fit, plane: Plane) -> PlaneView:
 def _reduced(fit: Fit, plane: Plane, line: Line) -> tuple[Array | None, tuple[Array, Array] | None]:
     """The closest points and the outlines of the reduced hulls that regime rch separates.
 
-    The fit only states their cap, so it is rejected unless the line lies halfway between these hulls. A soft line does
-    not: the slacks place its threshold.
+    Their cap is only stated by the fit, so the fit is rejected if its line does not lie halfway between these hulls.
+    Soft fits have no such pair: slacks place their threshold.
     """
     mu = fit.diagnostics.mu
     if not fit.regime.is_reduced or mu is None:
@@ -68,7 +68,7 @@ def _reduced(fit: Fit, plane: Plane, line: Line) -> tuple[Array | None, tuple[Ar
     found = closest(plane, mu)
     pair = None if found is None else np.stack([found.u, found.v])
     if pair is None or not _halves(line, pair):
-        raise CertificateError(f"the regime is said to be {fit.regime}, but its reduced hulls place another line")
+        raise CertificateError(f"the regime is said to be {fit.regime}, but its reduced hulls give another line")
     return pair, _outlines(plane, mu)
 
 
@@ -102,7 +102,7 @@ def _nearest(ends: Array, point: Array) -> Array:
 def _outlines(plane: Plane, mu: float) -> tuple[Array, Array]:
     """The reduced hulls of both classes, from their supports in directions all around."""
     hulls = ReducedHulls(plane, mu)
-    scale = np.maximum(plane.moments.reach, 1e-300)  # so that directions are even on the paper
+    scale = np.maximum(plane.moments.reach, 1e-300)  # so that directions are evenly spaced in the picture
     angles = np.linspace(0, 2 * np.pi, _DIRECTIONS, endpoint=False)
     ends = [hulls.support(float(np.cos(a)) / scale[0], float(np.sin(a)) / scale[1]) for a in angles]
     plus, minus = (np.unique(np.array(corners), axis=0) + hulls.centre for corners in zip(*ends, strict=True))

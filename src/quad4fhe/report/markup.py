@@ -17,7 +17,7 @@ def from_fit(path: str, value: float | int | str, shown: str) -> Markup:
 
 
 def marked(text: str, mark: str) -> Markup:
-    """Text with a mark such as "this fit" behind it."""
+    """Text followed by a mark such as "this fit"."""
     return Markup('{} <span class="mark">{}</span>').format(text, mark)
 
 

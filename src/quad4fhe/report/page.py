@@ -51,7 +51,7 @@ def _body(found: Findings, section: Section) -> Markup:
 
 @cache
 def _templates() -> jinja2.Environment:
-    """Templates in which every value is escaped unless it is Markup, and a name that does not exist is an error."""
+    """Templates that escape every value except Markup, and raise an error for a name that does not exist."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("quad4fhe.report"),
         autoescape=True,

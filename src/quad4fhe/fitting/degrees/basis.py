@@ -7,6 +7,7 @@ A basis of degree p contains those of all lower degrees.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -81,12 +82,17 @@ class Basis:
         out = np.empty((y.shape[0], self.degree, self.units), dtype=np.float32)
         for start in range(0, len(y), _ROWS):
             rows = slice(start, start + _ROWS)
-            v = (y[rows] - self.mean) / self.spread
-            below, at = np.zeros_like(v), np.ones_like(v)
-            for k in range(self.degree):
-                below, at = at, ((v - self.centre[k]) * at - self.back[k] * below) * self.scale[k]
-                out[rows, k] = at
+            for k, phi in enumerate(self.polynomials(y[rows])):
+                out[rows, k] = phi
         return out.reshape(len(y), -1)
+
+    def polynomials(self, y: Array) -> Iterator[Array]:
+        """Yield phi_1 ... phi_p of pre-activations y (n, m), each (n, m)."""
+        v = (y - self.mean) / self.spread
+        below, at = np.zeros_like(v), np.ones_like(v)
+        for k in range(self.degree):
+            below, at = at, ((v - self.centre[k]) * at - self.back[k] * below) * self.scale[k]
+            yield at
 
     def powers(self, middle: Array, radius: Array) -> Array:
         """C (p, p + 1, m) with phi_k = sum_i C[k - 1, i] u^i, u = (y - middle) / radius; exact, then rounded once."""

@@ -52,9 +52,7 @@ def separated(run: Run, part: Learned, basis: Basis, rounded: Rounded) -> Candid
         found = closest(Hull(first), Hull(second))
         if isinstance(found, Apart):
             made = candidate(Regime("hard"), found)
-            run.certify(made)
-            if made.certified.statement == "lossless":
-                run.hard = "feasible"
+            if run.accept_if_lossless(made):
                 return made
         if isinstance(found, Meet) and run.evidence is None:
             run.evidence = _evidence(run, points, part, found, basis.degree)
@@ -96,11 +94,8 @@ def _lift(mlp: MLP, part: Learned, basis: Basis) -> Array:
     head = mlp.W2[0] if mlp.outputs == 1 else mlp.W2[1] - mlp.W2[0]
     out = np.empty((len(part.X), basis.degree))
     for rows, chunk in row_chunks("X_cal", part.X, 8 * (mlp.features + (basis.degree + 4) * mlp.units)):
-        v = (chunk @ mlp.W1.T + mlp.b1 - basis.mean) / basis.spread
-        below, at = np.zeros_like(v), np.ones_like(v)
-        for k in range(basis.degree):
-            below, at = at, ((v - basis.centre[k]) * at - basis.back[k] * below) * basis.scale[k]
-            out[rows, k] = at @ head
+        for k, phi in enumerate(basis.polynomials(chunk @ mlp.W1.T + mlp.b1)):
+            out[rows, k] = phi @ head
     return out
 
 

@@ -13,13 +13,13 @@ from functools import partial
 import numpy as np
 
 from quad4fhe._arrays import Array
+from quad4fhe._forecast import server_seconds
 from quad4fhe.calibration.shards import Shard
 from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
 from quad4fhe.fitting.degrees import DEGREES, binary, multiclass
 from quad4fhe.fitting.degrees.basis import Basis
 from quad4fhe.fitting.degrees.copies import SHARES, Copies
-from quad4fhe.fitting.degrees.costs import quadratic_model, seconds
 from quad4fhe.fitting.degrees.rounding import GRID, Bits, Units, rounded_units
 from quad4fhe.fitting.degrees.selection import DegreeSelection
 from quad4fhe.fitting.families import AUTO, FAMILIES, SHARED
@@ -98,7 +98,9 @@ class Ladder:
                 self.run.progress(f"cost of degree {each}", 0, 0)
                 model = self._quadratic() if each == 2 else self._model(each)
                 with self.run.stage("families"):
-                    self._seconds[each] = seconds(model, self.run.lift.box, self.part.X)
+                    logits = np.sort(model.logits(self.part.X), axis=1)
+                    margins = np.abs(logits[:, 0]) if model.outputs == 1 else logits[:, -1] - logits[:, -2]
+                    self._seconds[each] = server_seconds(model, self.run.lift.box, self.part.X, margins)
         least, own = self._seconds[2], self._seconds[degree]
         return own / least if np.isfinite([least, own]).all() else np.inf
 
@@ -106,7 +108,11 @@ class Ladder:
         """The judged family of degree 2 on all rows, which is not rounded."""
         tried, power = self.judge(2), self.power
         weights, constant = (np.ldexp(each, power) for each in tried.selection.point(tried.judged.family))
-        return quadratic_model(self.run.mlp, tried.selection.basis, weights, constant)
+        m = self.run.mlp.units
+        C = tried.selection.basis.powers(np.zeros(m), np.ones(m))
+        blocks = weights.reshape(weights.shape[0], 2, m)
+        c, T, S = (np.einsum("kpj,pj->kj", blocks, C[:, i]) for i in range(3))
+        return QuadraticModel(self.run.mlp.W1, self.run.mlp.b1, S, T, constant + c.sum(axis=1))
 
     def _model(self, degree: int) -> PolynomialModel:
         """The judged family of a degree on all rows, rounded."""
@@ -273,6 +279,3 @@ def _ranges(shard: Shard) -> tuple[Array, Array]:
 
 def _wider(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
     return np.minimum(first[0], second[0]), np.maximum(first[1], second[1])
-
-
-__all__ = ["Ladder", "chosen", "fixed"]

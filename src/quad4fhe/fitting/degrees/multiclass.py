@@ -50,11 +50,8 @@ class PairLift:
         P = np.empty((rows.size, len(head), basis.degree))
         X = part.X[rows]
         for at, chunk in row_chunks("X_cal", X, 8 * (mlp.features + (basis.degree + 4) * mlp.units)):
-            v = (chunk @ mlp.W1.T + mlp.b1 - basis.mean) / basis.spread
-            below, level = np.zeros_like(v), np.ones_like(v)
-            for k in range(basis.degree):
-                below, level = level, ((v - basis.centre[k]) * level - basis.back[k] * below) * basis.scale[k]
-                P[at, :, k] = level @ head.T
+            for k, phi in enumerate(basis.polynomials(chunk @ mlp.W1.T + mlp.b1)):
+                P[at, :, k] = phi @ head.T
         start = np.zeros(basis.degree + 2)
         start[0], start[-1] = 0.5 * float(basis.spread[0]), 1.0  # about u / 2
         return cls(P, part.target[rows], rows, head.sum(axis=1), b, start)
@@ -123,9 +120,7 @@ def hard(run: Run, part: Learned, basis: Basis, rounded: Rounded) -> Candidate |
         run.sweeps += lift.sweeps
         if isinstance(found, PairSeparation):
             made = _candidate(run, basis, Regime("hard"), found.theta, rounded)
-            run.certify(made)
-            if made.certified.statement == "lossless":
-                run.hard = "feasible"
+            if run.accept_if_lossless(made):
                 return made
         elif isinstance(found, PairContradiction) and len(part.X) == run.lift.samples and run.evidence is None:
             named = Evidence(

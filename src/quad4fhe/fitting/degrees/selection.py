@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from quad4fhe._arrays import Array, IntArray
 from quad4fhe._progress import Progress
 from quad4fhe.fitting.degrees.basis import Basis
-from quad4fhe.fitting.families import FAMILIES
-from quad4fhe.fitting.families.base import LearnedFamily, Parametrisation
+from quad4fhe.fitting.families.base import Parametrisation
 from quad4fhe.fitting.families.features import (
     FOLDS,
     Pool,
@@ -27,7 +26,7 @@ from quad4fhe.fitting.families.features import (
     stratified_folds,
     stratified_rows,
 )
-from quad4fhe.fitting.families.selection import CV_ROWS, STRENGTHS, Judged, Selection
+from quad4fhe.fitting.families.selection import CV_ROWS, Judged, Selection
 from quad4fhe.mlp import MLP
 
 _BASIS_ROWS = 20_000
@@ -93,11 +92,8 @@ class DegreeSelection(Selection):
         setting = self.judged[family].setting
         if setting is None:
             return self.prior
-        pool, weight = self._pool, self._pool.weights()
-        steps = STRENGTHS[: STRENGTHS.index(setting.strength) + 1]
         self._progress(f"{family} of degree {self.degree} on all rows", 0, 0)
-        *_, (_, point) = self._path_from(family, [self.prior], pool, weight, setting.sharpness, steps)
-        return point[0][0] / setting.sharpness, point[1][0] / setting.sharpness
+        return self._on_all_rows(family, self.prior, setting)
 
     def judge(self, family: str) -> Judged:
         """As for degree 2; the prior itself is taken where no step from it is better by more than one error."""
@@ -115,9 +111,7 @@ class DegreeSelection(Selection):
     def _problem(self, family: str, weights: Array, constant: Array, pool: Pool, sharpness: float) -> Parametrisation:
         if self.pooled:
             return PooledProblem(self.mlp, weights, constant, sharpness)
-        made = FAMILIES.get(family)
-        assert isinstance(made, LearnedFamily)
-        return made.problem(self.mlp, weights, constant, pool.moments, sharpness)
+        return super()._problem(family, weights, constant, pool, sharpness)
 
     def _stack(self, models: Sequence[Any]) -> tuple[Array, Array]:
         return np.array([weights for weights, _ in models]), np.array([constant for _, constant in models])

@@ -43,10 +43,10 @@ class NoRoomError(InputError):
     """The rows that families learn from do not fit in the memory allowed."""
 
 
-def learned(run: Run, memory: int | None, *, everything: bool) -> Learned:
-    """All rows if `everything` is asked for and they are one array, else at most MOST, every class in its share."""
+def learned(run: Run, memory: int | None) -> Learned:
+    """All rows if they are one array in this process, else at most MOST, every class in its share."""
     shards = run.shards
-    if everything and isinstance(shards.rows, ArrayRows):
+    if shards.in_memory and isinstance(shards.rows, ArrayRows):
         return Learned(shards.rows.array, np.concatenate(shards.map(_targets)))
     share = min(1.0, MOST / shards.samples)
     rows = round(share * shards.samples)
@@ -182,9 +182,8 @@ def _first_that_reaches(run: Run, selection: Selection, base: Candidate, target:
 def _fitted(run: Run, selection: Selection, name: str, power: int) -> Candidate:
     with run.stage("families"):
         made = selection.fit(name, run.mlp, power)
-    return measure(
-        run, Candidate(run.mlp, name, selection.regime(name), made.alpha, made.beta, made.eta, free=made.model)
-    )
+    coefficients = made.alpha, made.beta, made.eta
+    return measure(run, Candidate(run.mlp, name, selection.regime(name), *coefficients, free=made.model))
 
 
 def measure(run: Run, found: Candidate) -> Candidate:
@@ -241,9 +240,8 @@ def _norm(arrays: Iterable[Array]) -> float:
 def _conditioning(run: Run, family: str, model: PolynomialModel) -> Conditioning:
     terms, largest = run.shards.total(np.maximum, _sizes_of, model)
     sizes = (np.abs(model.A).max(), np.abs(model.c).max())
-    return Conditioning(
-        family=family, largest=float(max(sizes)), amplification=float(terms / largest) if largest else 1.0
-    )
+    amplification = float(terms / largest) if largest else 1.0
+    return Conditioning(family=family, largest=float(max(sizes)), amplification=amplification)
 
 
 def _sizes_of(shard: Shard, model: PolynomialModel) -> Array:

@@ -177,18 +177,20 @@ class Selection:
 
     def fit(self, family: str, mlp: MLP, power: int) -> Replacement:
         """A judged family fitted on all rows: the model of `mlp`, whose logits are 2^power times those learned here."""
-        setting = _setting(self.judged[family])
-        pool, weight = self._pool, self._pool.weights()
-        steps = STRENGTHS[: STRENGTHS.index(setting.strength) + 1]
         self._progress(f"{family} on all rows", 0, 0)
-        # The same steps as in the folds: these were judged, not the minimum that they approach.
-        *_, (_, point) = self._path_from(family, [self.shared], pool, weight, setting.sharpness, steps)
-        if setting.finish:
-            point = self._sharpen(family, pool, weight, *point, setting)
-        # Back to the scale of the ReLU model's logits; no decision depends on it.
-        weights, constant = point[0][0] / setting.sharpness, point[1][0] / setting.sharpness
+        weights, constant = self._on_all_rows(family, self.shared, _setting(self.judged[family]))
         S, T, c = self._features.scales.coefficients(weights, constant)
         return _learned(family).replacement(mlp, self.mlp, S, T, c, power)
+
+    def _on_all_rows(self, family: str, prior: Any, setting: Setting) -> tuple[Array, Array]:
+        """Weights (K, p m) and constants (K,) of a family fitted on all rows, on the scale of the model's logits."""
+        pool, weight = self._pool, self._pool.weights()
+        steps = STRENGTHS[: STRENGTHS.index(setting.strength) + 1]
+        # The same steps as in the folds: these were judged, not the minimum that they approach.
+        *_, (_, point) = self._path_from(family, [prior], pool, weight, setting.sharpness, steps)
+        if setting.finish:
+            point = self._sharpen(family, pool, weight, *point, setting)
+        return point[0][0] / setting.sharpness, point[1][0] / setting.sharpness
 
     def _path(self, family: str, sharpness: float) -> Sequence[Judged]:
         pool, weight = self._part, self._part.fold_weights()

@@ -1,4 +1,4 @@
-"""Section "Agreement by class": what is kept of each class, and which decisions turn into which."""
+"""Section "Agreement by class": what is kept of each class, and which decisions change into which."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ByClass(Section):
             f"Share of decisions lost for each class the ReLU model decides; on the calibration set most for "
             f"{names[worst]}, with {percent(_lost(calibration[worst]))}."
         )
-        caption = "Decisions lost, by the class that the ReLU model decides; in brackets how many it decides so."
+        caption = "Share of decisions lost for each class that the ReLU model decides; in brackets, how many there are."
         caption += f" The {_BARS} classes that lose the most; {left_out} more lose no larger share." if left_out else ""
         labels = [f"{short(names[c])} ({part.samples:,})" for c in listed if (part := calibration[c]) is not None]
         shares = [[100 * _lost(part[c]) for c in listed] for part in self.parts]

@@ -1,4 +1,4 @@
-"""Section "The closest decisions": the samples that would change first, and the surest ones that are lost."""
+"""Section "The closest decisions": the samples that would change first, and the lost ones that were most certain."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Closest(Section):
     title = "The closest decisions"
     template = """
 {% set head = ("calibration row", "ReLU decides", "replacement decides", "margin with ReLU", "margin now") %}
-<p>Where the replacement's winning logit is least ahead of the next: these decisions would change first, under noise,
-rounding or a small change of the input.</p>
+<p>In these decisions the replacement's winning logit is least ahead of the next, so noise, rounding or a small change
+of the input would change them first.</p>
 {{ table("The %d closest calibration decisions" % closest | length, head, closest, 3) }}
 {% if surest %}
 {% set total = "{:,}".format(found.calibration.agreement.mismatches) %}
-{{ table("The surest of the %s lost decisions, by the ReLU model's own margin" % total, head, surest, 3) }}
+{{ table("The most certain of the %s lost decisions, by the ReLU model's own margin" % total, head, surest, 3) }}
 {% endif %}
 """
 
     def values(self) -> dict[str, Any]:
-        """The decisions with the smallest margins, and the lost ones of which the ReLU model was surest."""
+        """The decisions with the smallest margins, and the lost ones of which the ReLU model was most certain."""
         seen = self.found.calibration
         missed = np.flatnonzero(seen.lost)
         return {

@@ -21,7 +21,7 @@ from quad4fhe.report.section import Section, Tile
 
 @dataclass(frozen=True, eq=False)
 class Encryption(Section):
-    """Plans: the one taken for `samples`, those of the other layouts, and one for a single sample.
+    """Plans: the one chosen for `samples`, those of the other layouts, and one for a single sample.
 
     `reasons` says why a layout has no plan.
     """
@@ -37,7 +37,7 @@ For {{ samples }}, {{ plans[0].layout }} is taken.
 The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room.share }} of it on both sides.
 {% endif %}
 {% for reason in reasons %} {{ reason }}.{% endfor %}</p>
-<details><summary>The data's way, and who sees what</summary>
+<details><summary>The path of the data, and who sees what</summary>
 <div class="figures"><div>{{ diagram("way") }}</div><div>{{ diagram("sight") }}</div></div></details>
 {% if run %}
 {{ table(ran, ["", "measured"], run) }}
@@ -45,7 +45,7 @@ The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room
 {{ table(caption, head, rows) }}
 {% for plan in plans %}
 <details><summary>{{ names[loop.index0] }}, in words</summary><pre>{{ words[loop.index0] }}</pre>
-<p>Make it again:</p>
+<p>To make this plan again:</p>
 {{ command(found.source.plan(plan.samples, plan.layout, plan.precision, found.options.widen)) }}
 </details>
 {% endfor %}
@@ -58,7 +58,7 @@ The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room
     def find(cls, found: Findings, progress: Progress) -> Self | None:
         """Plan in every layout."""
         options = found.options
-        # A promise that was not counted again for the page must not appear on it, not in a plan either.
+        # A promise that was not counted again for the page must not appear on it, nor in its plans.
         fit = replace(found.fit, guarantee=found.verified.guarantee)
         machine = options.machine or calibrate()
 
@@ -95,7 +95,7 @@ The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room
         bill = options.bill
         return {
             "run": [] if bill is None else [list(line) for line in bill.lines()],
-            "ran": "" if bill is None else f"A run that was made: layout {bill.layout}, ring N = {bill.ring:,}",
+            "ran": "" if bill is None else f"An actual run: layout {bill.layout}, ring N = {bill.ring:,}",
             "samples": _count(options.samples),
             "layouts": list(LAYOUTS),
             "plans": self.plans,

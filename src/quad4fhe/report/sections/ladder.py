@@ -1,7 +1,7 @@
 """Section "The family ladder": what each family of replacement keeps of the same model on the same samples.
 
-The larger families take longest, so not every rung is fitted; the page says which were not. Which rung the reported fit
-is does not follow from what the fit states, but from a fit made here having the same numbers.
+The larger families take longest, so not every rung is fitted; the page says which were not. The reported fit is
+recognised by its numbers, which equal those of a fit made here, not by what it states.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _rows(found: Findings, view: PlaneView) -> list[tuple[str, str, str]]:
 
 
 def _window(view: PlaneView) -> Window:
-    """The range of the points nearest to the line and of the closest pair, with some air."""
+    """The range of the points nearest to the line and of the closest pair, with a margin."""
     assert view.line is not None
     p, q, r = view.line
     height = np.abs(view.points @ np.array([p, q]) + r)
@@ -176,7 +176,7 @@ def _outline(axes: Any, corners: Array, tone: str, style: str, fill: float) -> N
 
 
 def _line(axes: Any, line: tuple[float, float, float], window: Window, tone: str) -> None:
-    """The line across the window: from edge to edge of the axis it is less steep against."""
+    """Draw the line across the window, from left to right, or from bottom to top if it is steep."""
     p, q, r = line
     x0, x1, y0, y1 = window
     if abs(q) * (y1 - y0) >= abs(p) * (x1 - x0):

@@ -1,6 +1,6 @@
-"""Section "The polynomial": what stands in ReLU's place, over the range that the hidden layer really uses.
+"""Section "The polynomial": what replaces ReLU, over the range of values that the hidden layer takes.
 
-The family says which quadratics stand there; the picture shows a band of them if there are several.
+The family determines the quadratics; the picture shows a band if units have different ones.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _polynomials(fit: Fit, u: Array, seen: PreActivations) -> Array:
     """The polynomials of a fit of higher degree over u, (units, points); one if all units share it.
 
     Their variable is u times a power of two, shifted: both follow from the two first layers. A unit of a free head with
-    several polynomials is drawn as the one nearest to them under the head. Each curve is shifted to meet ReLU on
-    average, as one constant serves all units.
+    several polynomials is drawn as the one nearest to them under the head. One constant serves all units, so each
+    curve is shifted to meet ReLU on average.
     """
     model, mlp = fit.model, fit.mlp
     assert model.a is not None
@@ -197,7 +197,7 @@ class Polynomial(Section):
 
 
 def _said(name: str, value: float | Array, units: int) -> str:
-    """A coefficient as its number, one of every unit as its range, a matrix or the constants by their size."""
+    """A number as it is, one number for each unit as a range, a matrix or the constants by their size."""
     if isinstance(value, float):
         return from_fit(name, value, number(value))
     if value.shape == (units,):

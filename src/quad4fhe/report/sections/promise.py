@@ -1,4 +1,4 @@
-"""Section "New inputs": the promise about them, as it was counted again for the page."""
+"""Section "New inputs": the promise about new inputs, counted again for the page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Promise(Section):
 
     @classmethod
     def find(cls, found: Findings, progress: Progress) -> Self | None:
-        """Nothing unless the promise was counted again."""
+        """No section unless the promise was counted again."""
         return None if found.verified.guarantee is None else cls(found)
 
     @cached_property
@@ -47,10 +47,9 @@ def _coverage(made: Guarantee, reliable: Reliable) -> Picture:
         f"all of them: {percent(float(kept[-1]))} kept; {chosen}."
     )
     caption = (
-        f"Accept only decisions with at least some {margin_word(reliable.power)}: how many of the "
-        f"{made.samples:,} hold-out rows that covers, "
-        f"and how many of them are kept. Asked for: {percent(reliable.level)} with confidence "
-        f"{percent(made.confidence)}; {chosen}."
+        f"If only decisions with at least a given {margin_word(reliable.power)} are accepted: the share of the "
+        f"{made.samples:,} hold-out rows that this covers, and the share of those that is kept. Asked for: "
+        f"{percent(reliable.level)} with confidence {percent(made.confidence)}; {chosen}."
     )
     places = np.unique(np.linspace(0, len(steps) - 1, 11).astype(int))
     rows = [(number(steps[i][0]), percent(float(covered[i])), percent(float(kept[i]))) for i in places]
@@ -67,4 +66,4 @@ def _coverage(made: Guarantee, reliable: Reliable) -> Picture:
         legend(axes)
 
     head = (margin_word(reliable.power), "accepted", "kept of them")
-    return Picture("coverage", "Decisions one may rely on", alt, caption, draw, head, rows, height=300)
+    return Picture("coverage", "Decisions you can rely on", alt, caption, draw, head, rows, height=300)

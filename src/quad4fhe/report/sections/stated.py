@@ -1,7 +1,7 @@
 """Section "How it was made, as the fit states": everything that can't be computed again without repeating the fit.
 
-It shows numbers and words of a fixed list under a heading that says they are not checked, so that no other section has
-to trust the file.
+It shows numbers, and words from a fixed list, under a heading that says they are not checked. No other section has to
+trust the file.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Lines = list[tuple[str, str]]
 _EXACT_TEST = {
     "infeasible": "The exact test failed.",
     "undecided": "The exact test did not decide whether a shared quadratic can keep every decision.",
-    "not tried": "Nothing tested whether a shared quadratic can keep every decision.",
+    "not tried": "It was not tested whether a shared quadratic can keep every decision.",
     "feasible": "A shared quadratic can keep every decision, but another regime was asked for.",
 }
 _SOFT = ("weight", "kept", "samples with slack", "sum of slacks", "largest slack", "worst margin", "gap")
 
 
 class Stated(Section):
-    """How the fit was made, by its own word."""
+    """How the fit was made, as it states itself."""
 
     title = "How it was made, as the fit states"
     template = """
