@@ -12,7 +12,7 @@ from rich.console import Console
 from sklearn.metrics import accuracy_score, f1_score
 
 from quad4fhe import MLP, InputError, QuadraticModel, _arrays, compare, fit
-from quad4fhe.baselines import Polynomial, Series, comparison_table, measure, remez, square
+from quad4fhe.baselines import Polynomial, Problem, Series, comparison_table, fitted, measure, remez, square
 
 NAMES = [
     "ReLU",
@@ -204,6 +204,18 @@ def test_inputs_that_do_not_fit_are_refused():
     other = MLP(np.ones((2, 5)), np.zeros(2), np.ones((3, 2)), np.zeros(3))
     with pytest.raises(InputError, match="takes 5 features to 3 logits"):
         measure(mlp, X_cal, X_test, replacements={"other": QuadraticModel.shared(other, 1.0, 0.0, 0.0)})
+
+
+def test_quad_is_the_papers_quadratic_also_where_another_family_is_better() -> None:
+    rng = np.random.default_rng(5)
+    first, head = rng.normal(size=(12, 6)), rng.normal(size=(3, 12))
+    mlp, X = MLP(first, rng.normal(size=12), head, rng.normal(size=3)), rng.normal(size=(400, 6))
+    found = fitted(Problem(mlp, X, auto=True), published=False)
+    best = fit(mlp, X)
+    assert best.family != "shared"
+    for name, options in (("Quad", {"polish": False}), ("Quad+polish", {})):
+        assert found[name].sha256 == fit(mlp, X, family="shared", **options).model.sha256
+    assert found[f"auto:{best.family}"].sha256 == best.model.sha256
 
 
 def test_a_degree_compares_all_methods_at_that_degree() -> None:

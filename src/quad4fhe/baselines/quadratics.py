@@ -11,7 +11,7 @@ from quad4fhe.polynomial import PolynomialModel
 
 def _fit(problem: Problem) -> dict[str, PolynomialModel]:
     fitted = partial(fit, problem.mlp, problem.X_cal, seed=problem.seed, progress=problem.progress)
-    paper, polished = fitted(polish=False), fitted()
+    paper, polished = fitted(family="shared", polish=False), fitted(family="shared")
     out = {"Quad": paper.model}
     if polished.model.sha256 != paper.model.sha256:
         out["Quad+polish"] = polished.model
