@@ -14,7 +14,7 @@ SOURCE = Path(quad4fhe.__file__).parent
 
 # From the ground up. A module may import from its own floor and from floors before it.
 FLOORS = [
-    {"errors", "_arrays", "_progress", "_threads", "_registry", "names"},
+    {"errors", "_arrays", "_dyadic", "_progress", "_threads", "_registry", "names"},
     {"io"},
     {"workers"},
     {"activations", "feature_part"},

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quad4fhe import InputError, QuadraticModel
+from quad4fhe._dyadic import Dyadic
 from quad4fhe.planning.bounds import bound
-from quad4fhe.planning.fold import FORMS, Dyadic, Folding, centred, fold
+from quad4fhe.planning.fold import FORMS, Folding, centred, fold
 from quad4fhe.planning.integers import Scales, quantise
 from support.standins import heads, random_model
 

@@ -155,15 +155,12 @@ def _measured(
     mlp, cal, progress, data = problem.mlp, problem.X_cal, problem.progress, problem.preactivations
     if _RELU in replacements:
         raise InputError(f"{_RELU!r} is the name of the model itself; give the replacement another name")
-    candidates = [_relu(mlp), *(_candidate(mlp, name, each) for name, each in replacements.items())]
+    relu = _Candidate(_RELU, lambda y, x: np.maximum(y, 0.0) @ mlp.W2.T + mlp.b2)
+    candidates = [relu, *(_candidate(mlp, name, each) for name, each in replacements.items())]
     _sweep("X_cal", cal, None, mlp, candidates, progress)
     _sweep("X_test", test, labels, mlp, candidates, progress)
     rows = tuple(_row(candidate, cal.shape[0], test.shape[0], mlp.units, data) for candidate in candidates)
     return Comparison(rows, (data.lo, data.hi), cal.shape[0], test.shape[0], mlp.sha256)
-
-
-def _relu(mlp: MLP) -> _Candidate:
-    return _Candidate(_RELU, lambda y, x: np.maximum(y, 0.0) @ mlp.W2.T + mlp.b2)
 
 
 def _candidate(mlp: MLP, name: str, model: Replacement) -> _Candidate:

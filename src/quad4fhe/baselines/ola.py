@@ -50,10 +50,14 @@ def fit_ola(data: PreActivations, depth: int = DEPTH) -> OLA:
     """
     if not 2 <= depth <= DEPTH:
         raise InputError(f"OLA takes a depth from 2 to {DEPTH}, not {depth}")
-    exact = linear("OLA", data.lo, data.hi)
+    return _least_loss("OLA", data, [2**levels - 1 for levels in range(2, depth + 1)])
+
+
+def _least_loss(name: str, data: PreActivations, degrees: list[int]) -> OLA:
+    """The Gaussian weight and the degree whose projection errs least on the pre-activations themselves."""
+    exact = linear(name, data.lo, data.hi)
     if exact is not None:
         return OLA(exact, 1.0, exact.degree, 0.0)
-    degrees = [2**levels - 1 for levels in range(2, depth + 1)]
     share = data.counts / data.counts.sum()
     target = np.maximum(data.values, 0.0)
     best: tuple[float, int, float, Projection] | None = None
@@ -71,7 +75,7 @@ def fit_ola(data: PreActivations, depth: int = DEPTH) -> OLA:
         bandwidth *= 2.0**0.5
     assert best is not None, "the widest weight is nearly even, and its projection is bounded"
     loss, degree, bandwidth, projection = best
-    return OLA(Polynomial("OLA", (projection.series(degree),), (data.lo, data.hi)), bandwidth, degree, loss)
+    return OLA(Polynomial(name, (projection.series(degree),), (data.lo, data.hi)), bandwidth, degree, loss)
 
 
 def ola(data: PreActivations, depth: int = DEPTH) -> Polynomial:
@@ -80,25 +84,8 @@ def ola(data: PreActivations, depth: int = DEPTH) -> Polynomial:
 
 
 def ola_of(degree: int, data: PreActivations) -> Polynomial:
-    """OLA at a given degree: the Gaussian weight whose projection errs least on the pre-activations themselves."""
-    name = f"OLA-{degree}"
-    exact = linear(name, data.lo, data.hi)
-    if exact is not None:
-        return exact
-    share, target = data.counts / data.counts.sum(), np.maximum(data.values, 0.0)
-    best: tuple[float, Projection] | None = None
-    bandwidth = 1.0
-    while True:
-        with np.errstate(over="ignore", invalid="ignore"):  # as in `fit_ola`
-            projection = Projection(gaussian(data, bandwidth), degree)
-            loss = float(((projection.sums(data.values)[degree] - target) ** 2) @ share)
-        if np.isfinite(loss) and (best is None or loss < best[0]):
-            best = (loss, projection)
-        if bandwidth * data.deviation >= data.hi - data.lo:
-            break
-        bandwidth *= 2.0**0.5
-    assert best is not None, "the widest weight is nearly even, and its projection is bounded"
-    return Polynomial(name, (best[1].series(degree),), (data.lo, data.hi))
+    """OLA at a given degree."""
+    return _least_loss(f"OLA-{degree}", data, [degree]).polynomial
 
 
 def _fit(problem: Problem) -> dict[str, Polynomial]:

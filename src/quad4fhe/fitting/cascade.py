@@ -193,7 +193,11 @@ def fit(
             run.certify(found)
             if family == found.family:
                 return found
-            learn = partial(_learn, run, found.model, limit)
+
+            def learn() -> tuple[Learned, Priors]:
+                part = learned(run, limit)
+                return part, partial(_shared_on, run, found.model, part)
+
             return replace(run, found, family, learn, target_agreement, budget)
 
         if degree == 2:
@@ -372,12 +376,6 @@ def _attempts(run: Run) -> dict[str, Attempt]:
         "rch": partial(binary.rch, run, plane),
         "soft": partial(binary.soft, run, plane),
     }
-
-
-def _learn(run: Run, whole: PolynomialModel, memory: int | None) -> tuple[Learned, Priors]:
-    """The rows that other families learn from, and a function that fits the shared family to some of them."""
-    part = learned(run, memory)
-    return part, partial(_shared_on, run, whole, part)
 
 
 def _shared_on(run: Run, whole: PolynomialModel, part: Learned, rows: IntArray) -> PolynomialModel:

@@ -32,7 +32,7 @@ from quad4fhe.io.rows import Rows, as_rows
 from quad4fhe.mlp import MLP
 from quad4fhe.names import Names
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
-from quad4fhe.proof.certificate import Certificate
+from quad4fhe.proof.certificate import Certificate, Certified
 from quad4fhe.proof.drift import Drift, Watch
 from quad4fhe.proof.exact import shard_decisions
 from quad4fhe.proof.holdout import calibration_part
@@ -67,8 +67,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     activations: list[list[str | float | list[float]]] | None = None  # of a deeper network, one for each hidden layer
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fit(Certified):
     """A replacement of one model's ReLU, with its evidence.
 
     `alpha`, `beta`, `eta` are floats for the shared family, (m,) arrays for unitwise, None for head and above degree 2,
@@ -86,22 +86,9 @@ class Fit:
     `versions`, which say how the fit was made: they are claims of the author of the file.
     """
 
-    mlp: MLP
-    model: PolynomialModel
-    family: str
-    regime: Regime
-    threshold: str
-    alpha: Any
-    beta: Any
-    eta: Any
-    tau: float
     seed: int
-    box: Array
-    margins: Array
     diagnostics: Diagnostics
-    certificate: Certificate
     versions: dict[str, str]
-    guarantee: Guarantee | None = None
     loaded: bool = False
 
     @property

@@ -172,7 +172,8 @@ class Run:
 
     def smallest_evidence(self, named: Evidence, most: int) -> Evidence | None:
         """The fewest of the named rows that contradict each other exactly, or None if no `most` of them do."""
-        targets = self._targets(named.samples)
+        X = np.stack([self.shards.rows.row(i) for i in named.samples])
+        targets = dict(zip(named.samples, decisions(self.mlp, X, "X_cal").label.tolist(), strict=True))
         rows = evidence_rows(self.mlp, self.shards.rows, targets, named)
         first = int(named.scale)  # the scale row, if any, comes first
         sizes = range(1, min(most, len(rows)) + 1)
@@ -191,8 +192,3 @@ class Run:
                 if evidence_weights(targets, found, [rows[k] for k in chosen]) is not None:
                     return found
         return None
-
-    def _targets(self, rows: list[int]) -> dict[int, int]:
-        """The ReLU model's decisions on a few rows."""
-        X = np.stack([self.shards.rows.row(i) for i in rows])
-        return dict(zip(rows, decisions(self.mlp, X, "X_cal").label.tolist(), strict=True))

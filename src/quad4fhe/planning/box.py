@@ -137,18 +137,14 @@ class Outside:
         """Raise InputError if any sample was outside."""
         if not self._outside:
             return
-        features = int(np.count_nonzero(self._beyond))
+        features, needed = int(np.count_nonzero(self._beyond)), self._share()
         first = "the first is " if self._outside > 1 else ""
+        option = "--box FILE and these samples in FILE" if needed is None else f"--widen {needed:g}"
         raise InputError(
             f"{self._outside} of {self._seen} samples {'lies' if self._outside == 1 else 'lie'} outside {of}, in "
-            f"{features} of {self._beyond.size} features: {first}{self._first}; plan with {self._option()}, which "
+            f"{features} of {self._beyond.size} features: {first}{self._first}; plan with {option}, which "
             "holds them all, move them to the edge (--clip), or drop them"
         )
-
-    def _option(self) -> str:
-        """The smallest option that would hold all samples seen."""
-        needed = self._share()
-        return "--box FILE and these samples in FILE" if needed is None else f"--widen {needed:g}"
 
     def _share(self) -> float | None:
         """The smallest share, in hundredths, whose box holds all samples; None where no share does."""

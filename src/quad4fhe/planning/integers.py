@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, IntArray
+from quad4fhe._dyadic import BigInts, Dyadic, nearest_doubles
 from quad4fhe.planning.exactness import NotExactError
-from quad4fhe.planning.fold import BigInts, Circuit, Dyadic, Exact, nearest_doubles, resolution
+from quad4fhe.planning.fold import Circuit, resolution
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,11 @@ class IntegerCircuit:
 
     def dequantised(self) -> Circuit:
         """The circuit that these integers represent, in float64."""
-        s = self.scales
+        s, a = self.scales, None
+        if self.a is not None:
+            places = range(1 - self.degree, 1)  # lower powers are aligned with the highest
+            rows = zip(self.a, places, strict=True)
+            a = np.array([nearest_doubles(row, place * s.hidden - self.unit) for row, place in rows])
         return Circuit(
             W=np.ldexp(self.W, -s.w),
             t=nearest_doubles(self.t, -s.hidden),
@@ -81,11 +86,8 @@ class IntegerCircuit:
             U=None if self.U is None else nearest_doubles(self.U, s.x - s.out),
             c=nearest_doubles(self.c, -self.out),
             shift=self.shift,
-            a=None if self.a is None else np.array([nearest_doubles(a, -bits) for a, bits in self._aligned(self.a)]),
+            a=a,
         )
-
-    def _aligned(self, a: BigInts) -> list[tuple[BigInts, int]]:
-        return [(row, self.unit + (len(a) - k) * self.scales.hidden) for k, row in enumerate(a, start=1)]
 
 
 def quantise(circuit: Circuit, scales: Scales) -> IntegerCircuit:
@@ -93,38 +95,22 @@ def quantise(circuit: Circuit, scales: Scales) -> IntegerCircuit:
     exact = circuit.exact
     if exact is None:
         raise AssertionError("only a folded circuit has exact numbers to round")
-    if circuit.a is not None and exact.a is not None:
-        return _quantised_units(circuit, exact, scales)
+    a, unit = None, 0
+    if circuit.a is not None and exact.a is not None:  # whole numbers at their own scales, so nothing is rounded
+        unit = resolution(circuit.a[-1])
+        places = [unit + k * scales.hidden for k in range(circuit.degree - 1, -1, -1)]
+        rows = zip(exact.a.integers, places, strict=True)
+        a = np.array([Dyadic(row, exact.a.exponent).rounded(place) for row, place in rows], dtype=object)
+    out = circuit.degree * scales.hidden + unit + scales.v
     return IntegerCircuit(
         W=_short(exact.W.rounded(scales.w)),
         t=exact.t.rounded(scales.hidden),
         V=_short(exact.V.rounded(scales.v)),
-        U=None if exact.U is None else exact.U.rounded(scales.out - scales.x),
-        c=exact.c.rounded(scales.out),
-        shift=circuit.shift,
-        scales=scales,
-    )
-
-
-def _quantised_units(circuit: Circuit, exact: Exact, scales: Scales) -> IntegerCircuit:
-    """Only t and c are rounded; all other weights of such a model are whole numbers at its own scales."""
-    assert circuit.a is not None
-    assert exact.a is not None
-    p, unit = circuit.degree, resolution(circuit.a[-1])
-    rows = [
-        Dyadic(exact.a.integers[k - 1], exact.a.exponent).rounded(unit + (p - k) * scales.hidden)
-        for k in range(1, p + 1)
-    ]
-    out = p * scales.hidden + unit + scales.v
-    return IntegerCircuit(
-        W=_short(exact.W.rounded(scales.w)),
-        t=exact.t.rounded(scales.hidden),
-        V=_short(exact.V.rounded(scales.v)),
-        U=None,
+        U=None if exact.U is None else exact.U.rounded(out - scales.x),
         c=exact.c.rounded(out),
         shift=circuit.shift,
         scales=scales,
-        a=np.array(rows, dtype=object),
+        a=a,
         unit=unit,
     )
 

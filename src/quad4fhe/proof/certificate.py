@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,7 +24,8 @@ from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.evidence import Evidence
 from quad4fhe.proof.exact import shard_decisions, target_labels, target_settled
-from quad4fhe.proof.promise import Guarantee
+from quad4fhe.proof.promise import Guarantee, Sha256
+from quad4fhe.proof.reliable import Count
 from quad4fhe.proof.settled import Settled
 from quad4fhe.regime import Regime
 from quad4fhe.workers.pool import Workers
@@ -32,8 +33,6 @@ from quad4fhe.workers.pool import Workers
 FORMAT = 2
 OLDEST = 1
 """Certificates of this format do not say how the model's decisions were settled."""
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,60 +58,27 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     settled: Settled | None = None
 
 
-class Certified(Protocol):
-    """The attributes of a fit that a certificate covers."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Certified:
+    """The part of a fit that a certificate covers, and that `verify` checks.
 
-    @property
-    def mlp(self) -> MLP:
-        """The ReLU model."""
+    `mlp` is the ReLU model, `model` its replacement, and `threshold` says whether `tau` was free. `Fit` describes the
+    other attributes and adds how the fit was made.
+    """
 
-    @property
-    def model(self) -> PolynomialModel:
-        """The replacement."""
-
-    @property
-    def family(self) -> str:
-        """Which numbers are free."""
-
-    @property
-    def alpha(self) -> Any:
-        """Weight of the squares."""
-
-    @property
-    def beta(self) -> Any:
-        """Weight of the pre-activations."""
-
-    @property
-    def eta(self) -> Any:
-        """Constant."""
-
-    @property
-    def tau(self) -> float:
-        """Threshold moved into c."""
-
-    @property
-    def regime(self) -> Regime | str:
-        """The problem that the coefficients solve."""
-
-    @property
-    def threshold(self) -> str:
-        """Whether tau was free."""
-
-    @property
-    def box(self) -> Array:
-        """The range of each feature on the calibration set."""
-
-    @property
-    def margins(self) -> Array:
-        """The gap of each calibration sample."""
-
-    @property
-    def certificate(self) -> Certificate:
-        """The claims."""
-
-    @property
-    def guarantee(self) -> Guarantee | None:
-        """The promise about new inputs, if there is one."""
+    mlp: MLP
+    model: PolynomialModel
+    family: str
+    regime: Regime
+    threshold: str
+    alpha: Any
+    beta: Any
+    eta: Any
+    tau: float
+    box: Array
+    margins: Array
+    certificate: Certificate
+    guarantee: Guarantee | None = None
 
 
 class Examined(NamedTuple):

@@ -19,7 +19,7 @@ from quad4fhe._arrays import Array, IntArray
 from quad4fhe.io.rows import Rows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import QuadraticModel
-from quad4fhe.proof.evidence import Evidence, evidence_rows
+from quad4fhe.proof.evidence import Evidence, eliminated, evidence_rows
 from quad4fhe.proof.exact import WholeNumbers, bounded_logits, decisions
 
 Geometry = Literal["plane", "pairs"]
@@ -120,16 +120,8 @@ def _stationary(active: Sequence[list[Fraction]], weights: list[Fraction]) -> li
         [weights[j] if i == j else _ZERO for j in range(n)] + [-row[i] for row in active] + [_ZERO] for i in range(n)
     ]
     system += [list(row) + [_ZERO] * k + [_ONE] for row in active]
-    for column in range(n + k):
-        pivot = next((r for r in range(column, n + k) if system[r][column]), None)
-        if pivot is None:
-            return None
-        system[column], system[pivot] = system[pivot], system[column]
-        lead = system[column][column]
-        system[column] = [value / lead for value in system[column]]
-        for r in range(n + k):
-            if r != column and (factor := system[r][column]):
-                system[r] = [a - factor * b for a, b in zip(system[r], system[column], strict=True)]
+    if len(eliminated(system, n + k)) < n + k:
+        return None
     solved = [row[-1] for row in system]
     return solved[:n] if min(solved[n:]) > 0 else None
 

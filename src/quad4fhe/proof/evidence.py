@@ -109,20 +109,7 @@ def contradiction_weights(rows: Sequence[Sequence[Fraction]]) -> list[Fraction] 
     """
     columns = len(rows)
     system = [list(equation) for equation in zip(*rows, strict=True)]
-    pivots: list[int] = []
-    for column in range(columns):
-        done = len(pivots)
-        pivot = next((r for r in range(done, len(system)) if system[r][column] != 0), None)
-        if pivot is None:
-            continue
-        system[done], system[pivot] = system[pivot], system[done]
-        lead = system[done][column]
-        system[done] = [value / lead for value in system[done]]
-        for r, equation in enumerate(system):
-            if r != done and equation[column] != 0:
-                factor = equation[column]
-                system[r] = [value - factor * base for value, base in zip(equation, system[done], strict=True)]
-        pivots.append(column)
+    pivots = eliminated(system, columns)
     free = [column for column in range(columns) if column not in pivots]
     if len(free) != 1:
         return None
@@ -134,3 +121,21 @@ def contradiction_weights(rows: Sequence[Sequence[Fraction]]) -> list[Fraction] 
         return None
     total = sum(weights, Fraction(0))
     return [weight / total for weight in weights]
+
+
+def eliminated(system: list[list[Fraction]], columns: int) -> list[int]:
+    """Reduce the first columns of equations in place (Gauss and Jordan); the column of the pivot of each equation."""
+    pivots: list[int] = []
+    for column in range(columns):
+        done = len(pivots)
+        pivot = next((r for r in range(done, len(system)) if system[r][column] != 0), None)
+        if pivot is None:
+            continue
+        system[done], system[pivot] = system[pivot], system[done]
+        lead = system[done][column]
+        system[done] = [value / lead for value in system[done]]
+        for r, equation in enumerate(system):
+            if r != done and (factor := equation[column]):
+                system[r] = [value - factor * base for value, base in zip(equation, system[done], strict=True)]
+        pivots.append(column)
+    return pivots

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, BoolArray, IntArray, row_chunks, samples
+from quad4fhe._dyadic import Dyadic
 from quad4fhe._progress import Progress, silent
 from quad4fhe.activations.intervals import ZERO, Interval
 from quad4fhe.mlp import MLP
@@ -262,37 +263,6 @@ def _nearest(value: Fraction) -> float:
     return nearest if nearest or not value else math.copysign(5e-324, value)
 
 
-@dataclass(frozen=True)
-class _Dyadic:
-    """An array of whole numbers times one power of two."""
-
-    whole: NDArray[Any]
-    exponent: int
-
-    @classmethod
-    def of(cls, array: Array) -> _Dyadic:
-        mantissa, exponent = np.frexp(array)
-        whole = np.ldexp(mantissa, 53).astype(np.int64).astype(object)
-        lowest = int(exponent[array != 0].min(initial=0)) if array.size else 0
-        shift = np.where(array != 0, exponent - lowest, 0).astype(object)
-        return cls(whole * 2**shift, lowest - 53)
-
-    def __add__(self, other: _Dyadic) -> _Dyadic:
-        low = min(self.exponent, other.exponent)
-        left = self.whole * 2 ** (self.exponent - low)
-        return _Dyadic(left + other.whole * 2 ** (other.exponent - low), low)
-
-    def __matmul__(self, other: _Dyadic) -> _Dyadic:
-        return _Dyadic(self.whole @ other.whole, self.exponent + other.exponent)
-
-    def map(self, function: Any, power: int = 1) -> _Dyadic:
-        return _Dyadic(function(self.whole), power * self.exponent)
-
-    def fractions(self) -> list[Fraction]:
-        unit = Fraction(2) ** self.exponent
-        return [Fraction(int(value)) * unit for value in self.whole]
-
-
 class WholeNumbers:
     """The model in whole numbers: exact logits and exact lifted statistics of single samples."""
 
@@ -300,24 +270,24 @@ class WholeNumbers:
         self._model = model
 
     @cached_property
-    def _weights(self) -> dict[str, _Dyadic]:
+    def _weights(self) -> dict[str, Dyadic]:
         names = ("W1", "b1", "W2", "b2") if isinstance(self._model, MLP) else ("W1", "b1", "c")
-        return {name: _Dyadic.of(getattr(self._model, name)) for name in names}
+        return {name: Dyadic.of(getattr(self._model, name)) for name in names}
 
     @cached_property
-    def _blocks(self) -> list[_Dyadic]:
-        return [] if isinstance(self._model, MLP) else [_Dyadic.of(block) for block in self._model.A]
+    def _blocks(self) -> list[Dyadic]:
+        return [] if isinstance(self._model, MLP) else [Dyadic.of(block) for block in self._model.A]
 
     @cached_property
-    def _layers(self) -> list[tuple[_Dyadic, _Dyadic]]:
+    def _layers(self) -> list[tuple[Dyadic, Dyadic]]:
         assert isinstance(self._model, MLP), "a polynomial has no layers after the first"
         layers = self._model.layers or ((self._model.W2, self._model.b2),)
-        return [(_Dyadic.of(W), _Dyadic.of(b)) for W, b in layers]
+        return [(Dyadic.of(W), Dyadic.of(b)) for W, b in layers]
 
-    def hidden(self, x: Array) -> _Dyadic:
+    def hidden(self, x: Array) -> Dyadic:
         """Exact pre-activations (m,) of one sample (d,)."""
         w = self._weights
-        return w["W1"] @ _Dyadic.of(x) + w["b1"]
+        return w["W1"] @ Dyadic.of(x) + w["b1"]
 
     def decision(self, x: Array) -> Verdict:
         """The winner of one sample, whether no other class ties with it, and its gap to the next."""
@@ -344,9 +314,9 @@ class WholeNumbers:
             active = [activation.around(each, j, bits) for j, each in enumerate(values)]
             low = np.array([math.floor(each.low * unit) for each in active], dtype=object)
             high = np.array([math.ceil(each.high * unit) for each in active], dtype=object)
-            up, down = np.maximum(weight.whole, 0), np.minimum(weight.whole, 0)
+            up, down = np.maximum(weight.integers, 0), np.minimum(weight.integers, 0)
             ends = (up @ low + down @ high, up @ high + down @ low)
-            lows, highs = ((_Dyadic(end, weight.exponent - bits) + bias).fractions() for end in ends)
+            lows, highs = ((Dyadic(end, weight.exponent - bits) + bias).fractions() for end in ends)
             values = [Interval(*pair).rounded(bits) for pair in zip(lows, highs, strict=True)]
         return values
 
@@ -356,12 +326,12 @@ class WholeNumbers:
         if not isinstance(self._model, MLP):
             out = self._weights["c"]
             for k, block in enumerate(self._blocks, start=1):
-                out = out + block @ y.map(lambda v, k=k: v**k, power=k)
+                out = out + block @ y**k
             return self._classes(out.fractions())
         if not all(each.is_default for each in self._model.activations):
             return self._classes(self._fractions(self._model, y.fractions()))
         for weight, bias in self._layers:
-            y = weight @ y.map(lambda v: np.maximum(v, 0)) + bias
+            y = weight @ Dyadic(np.maximum(y.integers, 0), y.exponent) + bias
         return self._classes(y.fractions())
 
     def _fractions(self, mlp: MLP, values: list[Fraction]) -> list[Fraction]:
@@ -375,13 +345,13 @@ class WholeNumbers:
     def lift(self, x: Array, degree: int = 2) -> list[list[Fraction]]:
         """Exact sums of k-th powers under an MLP's head, k = degree ... 1, one entry per class each (Eq. QHc: Q, L)."""
         y, head = self.hidden(x), self._weights["W2"]
-        sums = [head @ y.map(lambda v, k=k: v**k, power=k) for k in range(degree, 0, -1)]
+        sums = [head @ y**k for k in range(degree, 0, -1)]
         return [self._classes(each.fractions()) for each in sums]
 
     def offsets(self) -> tuple[list[Fraction], list[Fraction]]:
         """Exact B_c (row sums of W2) and b_c, one entry per class."""
         w = self._weights
-        total = _Dyadic(w["W2"].whole.sum(axis=1), w["W2"].exponent)
+        total = Dyadic(w["W2"].integers.sum(axis=1), w["W2"].exponent)
         return self._classes(total.fractions()), self._classes(w["b2"].fractions())
 
     def _classes(self, values: list[Fraction]) -> list[Fraction]:

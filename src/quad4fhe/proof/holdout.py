@@ -6,7 +6,7 @@ Whether the rows are fresh is up to the caller; no computation can show it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +60,8 @@ def hold_out(
         raise InputError("X_holdout has no rows, so it can't promise anything; leave it out, or give fresh rows")
     found = _judge(mlp, model, rows, "X_holdout", box)
     target, kept, low = found.target, found.kept, found.low
-    counts = [(int(np.count_nonzero(of)), int(np.count_nonzero(of & ~kept))) for of in _by_class(target, mlp.classes)]
+    decided = [target == c for c in range(mlp.classes)]
+    counts = [(int(np.count_nonzero(of)), int(np.count_nonzero(of & ~kept))) for of in decided]
     reliable = None
     if level is not None:
         if seen is None:
@@ -135,10 +136,6 @@ def _judged(
             if box is not None:
                 inside[rows] = lies_inside(chunk, box)
     return target, own.label, own.gap, own.gap - own.gap_error, norm, inside
-
-
-def _by_class(target: IntArray, classes: int) -> Iterator[BoolArray]:
-    return (target == c for c in range(classes))
 
 
 def split_of(rows: int, share: float, seed: int) -> Split:

@@ -14,12 +14,12 @@ import msgspec
 
 from quad4fhe.proof.drift import Reference
 from quad4fhe.proof.guarantee import by_class, compression_bound, delta_of, lost_share_bound
-from quad4fhe.proof.reliable import Margin, Reliable, margin_word
+from quad4fhe.proof.reliable import Count, Margin, Reliable, margin_word
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
 CLOSE = 256
 """How many of the smallest hold-out margins a promise keeps."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 _HOLDS_FOR = {
     "hold-out": "inputs drawn independently from where the hold-out rows came from, if neither the ReLU model nor the "
@@ -70,7 +70,7 @@ class Guarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lost: Count
     agreement: Share
     by_class: list[ClassGuarantee]
-    holdout_sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None
+    holdout_sha256: Sha256 | None
     split: Split | None
     support: list[Count]
     close: list[tuple[Margin, Count]]

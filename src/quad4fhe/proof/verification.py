@@ -153,7 +153,7 @@ def _verified(fit: Certified, mlp: MLP | None, rows: Rows, team: Workers | None,
 def _same(what: str, found: str | None, claimed: str) -> None:
     if found is not None and found != claimed:
         raise CertificateError(
-            f"{what} is not what was certified: its SHA-256 is {found[:16]}..., the certificate says {claimed[:16]}..."
+            f"{what} is not what was certified: its SHA-256 is {found[:16]}..., the fit says {claimed[:16]}..."
         )
 
 
@@ -214,10 +214,8 @@ def _check_decisions(fit: Certified, shards: Shards, report: Report) -> tuple[in
         rows = shards.span(index)
         found.add(rows, part)
         rational += part.rational
-        lowest, highest = (
-            min(lowest, float((part.gap - part.gap_error).min())),
-            min(highest, float((part.gap + part.gap_error).min())),
-        )
+        lowest = min(lowest, float((part.gap - part.gap_error).min()))
+        highest = min(highest, float((part.gap + part.gap_error).min()))
         box = np.stack([np.minimum(box[0], low), np.maximum(box[1], high)])
         # Both are rounded: here, and when the fit was made.
         if not wrong_margin:
@@ -303,12 +301,7 @@ def _check_promise(fit: Certified, rows: Rows, held: Rows | None) -> Guarantee |
         return None
     if claim is None or claim.holdout_sha256 is None:
         raise CertificateError("hold-out rows were given, but the fit promises nothing about new inputs by such rows")
-    sha256 = samples_sha256("X_holdout", held)
-    if sha256 != claim.holdout_sha256:
-        raise CertificateError(
-            f"the hold-out data is not what was certified: its SHA-256 is {sha256[:16]}..., the fit says "
-            f"{claim.holdout_sha256[:16]}..."
-        )
+    _same("the hold-out data", samples_sha256("X_holdout", held), claim.holdout_sha256)
     level = None if claim.reliable is None else claim.reliable.level
     found = hold_out(
         fit.mlp,

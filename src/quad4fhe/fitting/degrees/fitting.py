@@ -29,6 +29,7 @@ from quad4fhe.fitting.families.selection import Judged
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.mlp import MLP, decide
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.proof.reliable import margins_of
 from quad4fhe.regime import Regime
 
 _FEWEST = 2 * FOLDS  # rows
@@ -98,8 +99,7 @@ class Ladder:
                 self.run.progress(f"cost of degree {each}", 0, 0)
                 model = self._quadratic() if each == 2 else self._model(each)
                 with self.run.stage("families"):
-                    logits = np.sort(model.logits(self.part.X), axis=1)
-                    margins = np.abs(logits[:, 0]) if model.outputs == 1 else logits[:, -1] - logits[:, -2]
+                    margins = margins_of(model.logits(self.part.X))
                     self._seconds[each] = server_seconds(model, self.run.lift.box, self.part.X, margins)
         least, own = self._seconds[2], self._seconds[degree]
         return own / least if np.isfinite([least, own]).all() else np.inf

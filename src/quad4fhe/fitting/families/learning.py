@@ -189,7 +189,7 @@ def _fitted(run: Run, selection: Selection, name: str, power: int) -> Candidate:
 def measure(run: Run, found: Candidate) -> Candidate:
     """Certify a candidate and take its margins on all rows."""
     run.certify(found)
-    found.margin = _worst_margin(run, found.model)
+    found.margin = float(run.shards.total(min, _worst_of, run.mlp, found.model))
     found.normalised_margin = found.margin / _norm((*found.model.A[::-1], found.model.c))
     return found
 
@@ -209,12 +209,8 @@ def scaled_head(mlp: MLP, power: int) -> MLP:
     return mlp if power == 0 else mlp.scaled(power)
 
 
-def _worst_margin(run: Run, model: PolynomialModel) -> float:
-    """The smallest difference between the target's logit and its strongest rival's."""
-    return float(run.shards.total(min, _worst_of, run.mlp, model))
-
-
 def _worst_of(shard: Shard, mlp: MLP, model: PolynomialModel) -> float:
+    """The smallest difference between the target's logit and its strongest rival's."""
     worst = np.inf
     labels, _ = target_labels(shard, mlp)
     for rows, chunk in shard.chunks(8 * (model.features + 2 * model.units)):

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from quad4fhe._arrays import Array, IntArray
+from quad4fhe._dyadic import Dyadic
 from quad4fhe.errors import InputError
 from quad4fhe.layouts.lift.monomials import Lift, lift_over
-from quad4fhe.planning.fold import Circuit, Dyadic
+from quad4fhe.planning.fold import Circuit
 from quad4fhe.planning.target import Question
 from quad4fhe.polynomial import QuadraticModel
 

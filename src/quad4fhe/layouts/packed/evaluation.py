@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
+from quad4fhe._dyadic import Dyadic
 from quad4fhe.errors import InputError
 from quad4fhe.layouts.backend import Backend, Key, SwitchingKeys
 from quad4fhe.layouts.base import Evaluator
@@ -22,7 +23,7 @@ from quad4fhe.layouts.packed.noise import first_weights, placement
 from quad4fhe.layouts.packed.packing import Packing, split_steps
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.costs import Counts
-from quad4fhe.planning.fold import Dyadic, centred
+from quad4fhe.planning.fold import centred
 from quad4fhe.planning.integers import Scales
 from quad4fhe.polynomial import PolynomialModel
 

@@ -89,7 +89,8 @@ The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room
 
     def values(self) -> dict[str, Any]:
         """The bills side by side, and each plan in words."""
-        columns, names = [_bill(plan) for plan in self.plans], [_name(plan) for plan in self.plans]
+        columns = [_bill(plan) for plan in self.plans]
+        names = [f"{plan.layout}, {_count(plan.samples)}" for plan in self.plans]
         taken, options = self.plans[0], self.found.options
         machine = f"times are forecasts for one core of {taken.forecast.machine} machine"
         bill = options.bill
@@ -122,10 +123,6 @@ The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room
     def to_dict(self) -> dict[str, Any]:
         """The plans."""
         return {"plans": [plan.to_dict() for plan in self.plans]}
-
-
-def _name(plan: Plan) -> str:
-    return f"{plan.layout}, {_count(plan.samples)}"
 
 
 def _count(samples: int) -> str:
