@@ -57,7 +57,7 @@ def few_threads() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit the BLAS to one thread whatever the user has chosen, for sums that must not depend on the number of cores.
+    """Limit the BLAS to one thread, whatever the user chose, for sums that must not depend on the number of cores.
 
     The limit applies to the whole process, so it ends when the last thread leaves its block.
     """

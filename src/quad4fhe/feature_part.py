@@ -174,7 +174,7 @@ class FeaturePart:
         return Features.of(out, self.sha256)
 
     def row_by_row(self, raw: Any) -> Array:
-        """The output (n, d) in float64, each row computed alone: the same bits whatever rows are beside it."""
+        """The output (n, d) in float64, each row computed alone, so that its bits do not depend on other rows."""
         feed, n = self._feed(np.asarray(raw))
         return np.concatenate([self._run({name: each[i : i + 1] for name, each in feed.items()}) for i in range(n)])
 

@@ -185,7 +185,7 @@ def test_evidence_with_another_index_is_refused_unless_it_is_evidence_too(data: 
         ({"scale": True}, "without rivals or scale"),
         ({"rivals": [0, 0, 0, 0]}, "without rivals or scale"),
         ({"geometry": "pairs", "samples": [0, 1]}, "one rival per sample"),
-        ({"geometry": "pairs", "samples": [0], "rivals": [7]}, "no rival"),
+        ({"geometry": "pairs", "samples": [0], "rivals": [7]}, "not a rival"),
     ],
 )
 def test_malformed_evidence_is_refused(change: dict[str, object], says: str) -> None:

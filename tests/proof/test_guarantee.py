@@ -180,7 +180,7 @@ def test_a_confidence_that_is_none_is_refused(wrong: object) -> None:
 
 @pytest.mark.parametrize(("n", "e"), [(-1, 0), (3, 4), (3, -1), (2.0, 1)])
 def test_counts_that_are_none_are_refused(n: int, e: int) -> None:
-    with pytest.raises(InputError, match="is no count"):
+    with pytest.raises(InputError, match="is not a count"):
         lost_share_bound(n, e, 0.05)
-    with pytest.raises(InputError, match="is no count"):
+    with pytest.raises(InputError, match="is not a count"):
         compression_bound(n, e, 0.05)

@@ -217,7 +217,7 @@ class Statistics:
 
     def shifted(self, tau: float) -> Statistics:
         """With the threshold tau subtracted from the last class."""
-        return replace(self, view=replace(self.view, tau=self.view.tau + tau))
+        return replace(self, view=replace(self.view, tau=self.view.tau + tau)) if tau else self
 
     def scaled(self, scales: Array) -> Statistics:
         """With Q, L, B and b divided by scales (4,)."""

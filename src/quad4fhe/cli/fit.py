@@ -107,7 +107,7 @@ def fit_command(
     decision that has this margin.
 
     Names of features and classes, from the model or from CALIB, are kept in the fit. Later commands take the columns
-    of a table by name, whatever their order, and show the classes by name.
+    of a table by name, in any order, and show the classes by name.
 
     If the front of an ONNX graph can't be part of the encrypted network (convolutions, attention, encoders), it becomes
     the feature part: it runs at the client, CALIB holds raw inputs, and the rest of the graph is fitted. --split names

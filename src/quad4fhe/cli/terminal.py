@@ -28,7 +28,7 @@ _NAMED = 20  # problems that are named; --json names all
 def at_work() -> Iterator[Reporter]:
     """Show progress while the block runs.
 
-    Standard output is for the result alone, so whatever a library prints meanwhile (Ray does) goes to standard error.
+    Standard output is for the result alone, so what libraries print in the meantime (Ray does) goes to standard error.
     """
     reporter = Reporter()
     try:

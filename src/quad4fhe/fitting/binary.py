@@ -18,7 +18,7 @@ from quad4fhe.fitting.diagnostics import LineOptimum
 from quad4fhe.fitting.hulls import Contact, Separation, hull, separate
 from quad4fhe.fitting.polish import polish
 from quad4fhe.fitting.run import Candidate, Run
-from quad4fhe.proof.evidence import Evidence
+from quad4fhe.proof.evidence import Evidence, smallest_evidence
 from quad4fhe.regime import Regime
 
 _POINTS = 6000  # candidates beyond which the quadratic sweep is not attempted
@@ -38,7 +38,7 @@ def hard(run: Run, plane: Plane) -> Candidate | None:
                 return solution
         elif isinstance(found, Contact):
             named = Evidence(geometry="plane", samples=found.positive + found.negative)
-            run.evidence = run.smallest_evidence(named, 4)
+            run.evidence = smallest_evidence(run.mlp, run.shards.rows, named, 4)
     run.refuse_hard()
     return None
 

@@ -147,7 +147,7 @@ def fit(
         Bytes, or text such as "512MB", that all processes together may take beyond what they take when they start;
         statistics that do not fit go to scratch files (TMPDIR).
     label_column
-        The column of labels in tables, which is no feature; by default y, label, target or outcome.
+        The column of labels in tables, which is not a feature; by default y, label, target or outcome.
     progress
         Progress callback (what, done, total).
     """

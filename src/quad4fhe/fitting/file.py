@@ -56,7 +56,7 @@ def write(manifest: bytes, tensors: dict[str, Array]) -> bytes:
 
 
 def read(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The manifest and the tensors; InputError if this is no fit file, CertificateError if it was changed."""
+    """The manifest and the tensors; InputError if this is not a fit file, CertificateError if it was changed."""
     try:
         size = int.from_bytes(data[:8], "little")
         header = strict_json(data[8 : 8 + size])
@@ -84,13 +84,13 @@ def read(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Array]]:
 
 
 def strict_json(text: bytes) -> dict[str, Any]:
-    """A JSON object; ValueError where a key comes twice at any depth, or a number is none (NaN, Infinity, 1e999)."""
+    """A JSON object; ValueError where a key comes twice at any depth, or for NaN, Infinity and numbers out of range."""
     found = json.loads(
         text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole
     )
     if not isinstance(found, dict):
         raise ValueError("wanted a JSON object")
-    json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text; this raises a ValueError
+    json.dumps(found, ensure_ascii=False).encode()  # raises a ValueError for half of a surrogate pair
     return found
 
 
@@ -102,7 +102,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _finite(text: str) -> float:

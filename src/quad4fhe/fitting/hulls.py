@@ -20,7 +20,7 @@ from quad4fhe.calibration.plane import Cloud, Plane
 
 _ORIENTATION_BOUND = (3.0 + 16.0 * 2.0**-53) * 2.0**-53  # Shewchuk's error bound for the 2 x 2 determinant
 _FILTER_ABOVE = 512  # points; below this the chain itself is quicker than filtering for it
-_THIN = 1e-6  # hulls closer than this beside their size are measured in rationals, where no digit is lost
+_THIN = 1e-6  # hulls closer than this, relative to their size, are measured in rationals, where no digit is lost
 _UNDERFLOW = 1e-280  # determinants this small may have lost bits to underflow, so their sign is not trusted
 
 

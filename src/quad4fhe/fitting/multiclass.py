@@ -15,7 +15,7 @@ from quad4fhe.fitting.pairwise import OutOfRounds, PairContradiction, PairSepara
 from quad4fhe.fitting.polish import polish
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.fitting.sweep import Sweeper, coordinate_scales, largest_row, tally
-from quad4fhe.proof.evidence import Evidence
+from quad4fhe.proof.evidence import Evidence, smallest_evidence
 from quad4fhe.regime import Regime
 
 _GAP = 1e-6
@@ -39,7 +39,7 @@ def hard(run: Run) -> Candidate | None:
             named = Evidence(
                 geometry="pairs", samples=found.samples.tolist(), rivals=found.rivals.tolist(), scale=found.scale
             )
-            run.evidence = run.smallest_evidence(named, 5)
+            run.evidence = smallest_evidence(run.mlp, run.shards.rows, named, 5)
         elif isinstance(found, OutOfRounds):
             run.notes.append(notes.STILL_OPEN.format(found.rounds))
     run.refuse_hard()

@@ -19,7 +19,7 @@ from quad4fhe.fitting.sweep import coordinate_scales, tally
 FETCHED = 100_000
 """Intervals, or ends of intervals, that are fetched at once."""
 _BINS = 16_384
-_FINEST = 1e-12  # bins narrower than this beside their place are rounding
+_FINEST = 1e-12  # bins narrower than this, relative to their place, are rounding
 _LINES = 160  # line searches at most
 _PATIENCE = 48  # line searches without a gain
 _REACH = 8.0  # how much larger the coefficients may become, so that the logits keep an ordinary size

@@ -23,7 +23,7 @@ from quad4fhe.fitting.hulls import Atom, nearest_to_origin
 CAPS = (0.80, 0.60, 0.40, 0.30, 0.20, 0.15, 0.10, 0.08, 0.05, 0.03, 0.02, 0.01)
 """The paper's grid of base caps mu; each class uses max(mu, 1/n)."""
 
-_TOUCHING = 1e-12  # a margin this small beside the points is rounding: the hulls touch
+_TOUCHING = 1e-12  # a margin this small, relative to the points, is rounding: the hulls touch
 _FEW = 4096  # points that are fetched as they are
 _BINS = 4096
 _LEVELS = 5  # of bins in bins; what still shares one differs by less than 2^-60 of the plane's extent: a tie
@@ -305,7 +305,7 @@ class PlanarSoft:
 def soft(plane: Plane) -> PlanarSoft | None:
     """Solve P-RCH over a grid of c and choose by agreement, slack and margin; None if no c gives a direction.
 
-    On overlapping hulls a large c has the optimum theta = 0, which is no direction; such a step is left out.
+    On overlapping hulls a large c has the optimum theta = 0, which is not a direction; such a step is left out.
     """
     trace: list[SoftStep] = []
     levels: list[tuple[Array, float, float]] = []

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -24,8 +23,7 @@ from quad4fhe.fitting.sweep import Tally, tally
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.certificate import Certificate, certify
-from quad4fhe.proof.evidence import Evidence, evidence_rows, evidence_weights
-from quad4fhe.proof.exact import decisions
+from quad4fhe.proof.evidence import Evidence
 from quad4fhe.regime import Regime
 
 Hard = Literal["feasible", "infeasible", "undecided", "not tried"]
@@ -169,26 +167,3 @@ class Run:
             self.hard = "undecided"
             self.refusal = UNDECIDED
             self.notes.append(UNDECIDED)
-
-    def smallest_evidence(self, named: Evidence, most: int) -> Evidence | None:
-        """The fewest of the named rows that contradict each other exactly, or None if no `most` of them do."""
-        X = np.stack([self.shards.rows.row(i) for i in named.samples])
-        targets = dict(zip(named.samples, decisions(self.mlp, X, "X_cal").label.tolist(), strict=True))
-        rows = evidence_rows(self.mlp, self.shards.rows, targets, named)
-        first = int(named.scale)  # the scale row, if any, comes first
-        sizes = range(1, min(most, len(rows)) + 1)
-        if named.power > 2:  # all subsets would be too many: the rows come from a basic solution, which is minimal
-            sizes = range(min(most, len(rows)), max(0, len(rows) - 3), -1)
-        for size in sizes:
-            for chosen in combinations(range(len(rows)), size):
-                picked = [k - first for k in chosen if k >= first]
-                found = Evidence(
-                    geometry=named.geometry,
-                    samples=[named.samples[k] for k in picked],
-                    rivals=[named.rivals[k] for k in picked] if named.rivals else [],
-                    scale=named.scale and chosen[0] == 0,
-                    degree=named.degree,
-                )
-                if evidence_weights(targets, found, [rows[k] for k in chosen]) is not None:
-                    return found
-        return None

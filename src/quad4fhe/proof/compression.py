@@ -24,9 +24,9 @@ from quad4fhe.proof.exact import WholeNumbers, bounded_logits, decisions
 
 Geometry = Literal["plane", "pairs"]
 EPSILON = Fraction(1, 10**9)
-"""How far a fit may be from the exact optimum, beside the size of its statistics; fixed before any data is seen."""
+"""How far a fit may be from the exact optimum, relative to its statistics; fixed before any data is seen."""
 _MOST = 12  # rows that may lie at the smallest margin; more of them promise little
-_NEAR = 1e-5  # beside the smallest margin
+_NEAR = 1e-5  # relative to the smallest margin
 _ROWS = 2048
 _SAME_SUM = Fraction(1, 10**9)
 _ZERO, _ONE = Fraction(0), Fraction(1)

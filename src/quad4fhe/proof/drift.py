@@ -111,7 +111,7 @@ def edges_of(margins: Array) -> list[float]:
     """The quantiles of calibration margins that hold-out rows are counted between.
 
     A quantile that many rows share is moved up, half way to the next margin. Encryption's noise would put about half of
-    such queries above it and half below, where all hold-out rows are on one side, and that is no drift.
+    such queries above it and half below, where all hold-out rows are on one side, and that is not drift.
     """
     ordered = np.sort(margins)
     return sorted(_edge(ordered, float(ordered[len(ordered) * step // _BINS])) for step in range(1, _BINS))
@@ -232,7 +232,7 @@ class Watch:
         """Take in the logits (n, K) of one call, and the samples X (n, d) as they were before clipping.
 
         `refused` says that samples outside the plan's box get no decision, so their number is not compared. The rows of
-        a call are taken in random order, at most `WINDOW` of them: a file may be sorted, and that is no drift.
+        a call are taken in random order, at most `WINDOW` of them: a file may be sorted, and that is not drift.
         """
         order = self._rng.permutation(len(logits))[:WINDOW]
         taken = logits[order]

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import chain, combinations
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe.errors import CertificateError
 from quad4fhe.io.rows import Rows, as_rows
 from quad4fhe.mlp import MLP
-from quad4fhe.proof.exact import WholeNumbers
+from quad4fhe.proof.exact import WholeNumbers, decisions
 
 Row = Annotated[int, msgspec.Meta(ge=0)]
 Targets = Mapping[int, int] | NDArray[Any]
@@ -55,6 +57,29 @@ def check_evidence(mlp: MLP, X: ArrayLike | Rows, targets: Targets, evidence: Ev
     if weights is None:
         raise CertificateError(f"the rows of samples {evidence.samples} do not contradict each other")
     return weights
+
+
+def smallest_evidence(mlp: MLP, X: Rows, named: Evidence, most: int) -> Evidence | None:
+    """The fewest of the named rows of X that contradict each other exactly, or None if no `most` of them do."""
+    decided = decisions(mlp, np.stack([X.row(i) for i in named.samples]), "X_cal").label.tolist()
+    targets = dict(zip(named.samples, decided, strict=True))
+    rows = evidence_rows(mlp, X, targets, named)
+    first = int(named.scale)  # the scale row, if any, comes first
+    sizes = range(1, min(most, len(rows)) + 1)
+    if named.power > 2:  # all subsets would be too many: the rows come from a basic solution, which is minimal
+        sizes = range(min(most, len(rows)), max(0, len(rows) - 3), -1)
+    for chosen in chain.from_iterable(combinations(range(len(rows)), size) for size in sizes):
+        picked = [k - first for k in chosen if k >= first]
+        found = Evidence(
+            geometry=named.geometry,
+            samples=[named.samples[k] for k in picked],
+            rivals=[named.rivals[k] for k in picked] if named.rivals else [],
+            scale=named.scale and chosen[0] == 0,
+            degree=named.degree,
+        )
+        if evidence_weights(targets, found, [rows[k] for k in chosen]) is not None:
+            return found
+    return None
 
 
 def evidence_weights(targets: Targets, evidence: Evidence, rows: list[list[Fraction]]) -> list[Fraction] | None:
@@ -99,7 +124,7 @@ def _check_indices(mlp: MLP, n: int, targets: Targets, evidence: Evidence) -> No
             raise CertificateError(f"evidence names calibration row {i}, but there are {n}")
     for i, c in zip(evidence.samples, evidence.rivals, strict=False):
         if not 0 <= c < mlp.classes or c == int(targets[i]):
-            raise CertificateError(f"class {c} is no rival of the decision on calibration row {i}")
+            raise CertificateError(f"class {c} is not a rival of the decision on calibration row {i}")
 
 
 def contradiction_weights(rows: Sequence[Sequence[Fraction]]) -> list[Fraction] | None:

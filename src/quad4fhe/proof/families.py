@@ -114,7 +114,7 @@ def _check_unitwise(fit: Certified) -> None:
 
 def _check_head(fit: Certified) -> None:
     if fit.model.degree > 2 and fit.model.V is None:
-        raise CertificateError(f"a head of degree {fit.model.degree} consists of polynomials of units, this one not")
+        raise CertificateError(f"a head of degree {fit.model.degree} is made of polynomials of units, this one is not")
     if not (fit.alpha is None and fit.beta is None and fit.eta is None):
         raise CertificateError("a free head has no alpha, beta and eta, and this one shows some")
 

@@ -111,7 +111,7 @@ def fallback(
     its weight times delta, and passes if a true share of losses above `share` has a p-value within the level; a
     threshold that fails sets the level back to 0. With all weight on the first it is fixed-sequence testing.
 
-    With probability at least 1 - delta no threshold that passes loses more than `share` of what it accepts. For let
+    With probability at least 1 - delta no threshold that passes loses more than `share` of what it accepts. Let
     i < j be neighbours among the thresholds that do lose more. If i failed, the level at j is at most the weight of
     i + 1 to j, so j passes with at most that probability; the sum over all of them is at most delta.
     """
@@ -178,7 +178,7 @@ def _power(base: Fraction, exponent: int) -> Decimal:
 
 def _check_counts(samples: int, part: int) -> None:
     if not (isinstance(samples, int) and isinstance(part, int) and 0 <= part <= samples):
-        raise InputError(f"{part!r} of {samples!r} is no count, wanted whole numbers, the first not above the second")
+        raise InputError(f"{part!r} of {samples!r} is not a count, wanted whole numbers, the first at most the second")
     if samples > _MOST:
         raise InputError(
             f"{samples} rows are more than the {_MOST} a bound is computed for; take a random part of them"

@@ -36,7 +36,7 @@ def hold_out(
     margins: Array | None = None,
     box: Array | None = None,
 ) -> Guarantee:
-    """The promise for `model` in the place of `mlp`, from fresh rows; decisions are compared exactly.
+    """The promise for `model` as the replacement of `mlp`, from fresh rows; decisions are compared exactly.
 
     Parameters
     ----------

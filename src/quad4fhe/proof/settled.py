@@ -86,7 +86,7 @@ _POSSIBLE = {
 
 
 def problem(claim: Settled, mlp: MLP, samples: int) -> str | None:
-    """What is wrong with counts whatever the data are; None if nothing is."""
+    """What is wrong with counts for any data; None if nothing is."""
     if claim.total != samples:
         return f"the certificate says how {claim.total} decisions were settled, and speaks of {samples} rows"
     for way in WAYS:

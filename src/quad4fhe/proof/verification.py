@@ -101,7 +101,7 @@ def verify(
     workers
         How many workers; by default one for each core.
     label_column
-        The column of labels in tables, which is no feature; by default y, label, target or outcome.
+        The column of labels in tables, which is not a feature; by default y, label, target or outcome.
     """
     named = Columns(fit.mlp.names.features, label_column)
     rows = rows_for(fit.mlp, "X_cal", X_cal, named=named)
@@ -250,8 +250,8 @@ def _check_settled(claim: Settled | None, found: Found) -> None:
         stated, own = getattr(claim, way), getattr(found.settled, way)
         if abs(stated - own) > (0 if way in ("level", "measured") else found.close):
             raise CertificateError(
-                f"the certificate says that the model's decisions were settled so: {claim.sentence()}; "
-                f"they are settled so: {found.settled.sentence()}"
+                f"the certificate says how the model's decisions were settled: {claim.sentence()}; "
+                f"the check finds: {found.settled.sentence()}"
             )
 
 
@@ -316,8 +316,8 @@ def _check_promise(fit: Certified, rows: Rows, held: Rows | None) -> Guarantee |
     )
     if found != claim:
         raise CertificateError(
-            f"the hold-out rows promise: {found.sentence()}; the fit says otherwise of it, a class, a margin or a "
-            f"count: {claim.sentence()}"
+            f"the hold-out rows promise: {found.sentence()}; the fit says something else of this, a class, a margin or "
+            f"a count: {claim.sentence()}"
         )
     return found
 

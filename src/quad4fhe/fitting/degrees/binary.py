@@ -18,7 +18,7 @@ from quad4fhe.fitting.families import SHARED
 from quad4fhe.fitting.reduced_hulls import CAPS, ReducedSeparation
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.mlp import MLP
-from quad4fhe.proof.evidence import Evidence
+from quad4fhe.proof.evidence import Evidence, smallest_evidence
 from quad4fhe.regime import Regime
 
 if TYPE_CHECKING:
@@ -112,4 +112,5 @@ def _evidence(run: Run, points: Array, part: Learned, found: Meet, degree: int) 
     weights, _ = nnls(system, np.append(np.zeros(degree + 1), 1.0))
     samples = sorted(int(row) for row in rows[weights > _SMALL])
     named = Evidence(geometry="plane", samples=samples, degree=degree)
-    return run.smallest_evidence(named, len(samples)) if 0 < len(samples) <= degree + 2 else None
+    few = 0 < len(samples) <= degree + 2
+    return smallest_evidence(run.mlp, run.shards.rows, named, len(samples)) if few else None

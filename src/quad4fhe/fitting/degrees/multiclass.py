@@ -20,7 +20,7 @@ from quad4fhe.fitting.pairwise import PairContradiction, PairSeparation, separat
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.fitting.sweep import Risk, Worst, usable_scales, worst_rows
 from quad4fhe.mlp import MLP
-from quad4fhe.proof.evidence import Evidence
+from quad4fhe.proof.evidence import Evidence, smallest_evidence
 from quad4fhe.regime import Regime
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def hard(run: Run, part: Learned, basis: Basis, rounded: Rounded) -> Candidate |
                 scale=found.scale,
                 degree=basis.degree,
             )
-            run.evidence = run.smallest_evidence(named, basis.degree + 3)
+            run.evidence = smallest_evidence(run.mlp, run.shards.rows, named, basis.degree + 3)
     run.refuse_hard()
     return None
 

@@ -75,10 +75,10 @@ class UnitwiseProblem:
 def per_unit(mlp: MLP, S: Array, T: Array, c: Array) -> tuple[Array, Array, Array]:
     """alpha, beta, eta (m,) of a unitwise S, T, c: the projections on the columns of W2, eta of the smallest norm."""
     sizes = np.einsum("kj,kj->j", mlp.W2, mlp.W2)
-    heard = sizes > 0
+    used = sizes > 0
     alpha, beta = np.zeros(mlp.units), np.zeros(mlp.units)
-    alpha[heard] = np.einsum("kj,kj->j", S, mlp.W2)[heard] / sizes[heard]
-    beta[heard] = np.einsum("kj,kj->j", T, mlp.W2)[heard] / sizes[heard]
+    alpha[used] = np.einsum("kj,kj->j", S, mlp.W2)[used] / sizes[used]
+    beta[used] = np.einsum("kj,kj->j", T, mlp.W2)[used] / sizes[used]
     eta: Array = np.linalg.lstsq(mlp.W2, c - mlp.b2, rcond=None)[0].astype(np.float64)
     return alpha, beta, eta
 
