@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,10 @@ def usable_cores() -> int:
     return cores
 
 
-def start_with_one_thread(environment: MutableMapping[str, str] = os.environ) -> None:
+def start_with_one_thread() -> None:
     """Let libraries that are loaded later start with one thread, unless the user has chosen a number."""
-    if not _chosen_by(environment):
-        environment.update(dict.fromkeys(_OF_THE_BLAS, "1"))
+    if not _named():
+        os.environ.update(dict.fromkeys(_OF_THE_BLAS, "1"))
 
 
 @contextmanager
@@ -78,15 +78,16 @@ def one_thread() -> Iterator[None]:
 
 
 def _chosen() -> bool:
-    if _chosen_by(os.environ):
+    if _named():
         return True
     from threadpoolctl import threadpool_info
 
     return any(not _untouched(library) for library in threadpool_info() if library["user_api"] == "blas")
 
 
-def _chosen_by(environment: MutableMapping[str, str]) -> bool:
-    return any(environment.get(name) for name in _CHOICES)
+def _named() -> bool:
+    """Whether the environment names a number of threads."""
+    return any(os.environ.get(name) for name in _CHOICES)
 
 
 def _untouched(library: dict[str, Any]) -> bool:

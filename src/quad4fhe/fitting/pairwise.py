@@ -20,6 +20,7 @@ WEIGHTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """The paper's grid of C."""
 
 _PATIENCE = 25  # cuts without a narrower gap
+_WIDEST = 1e-8  # the relative gap at which a hard fit counts as the widest
 _FLAT = 1e-11  # a normalised residual this small means that the rows combine to zero
 _QP_ROUNDS = 80
 _QP_PATIENCE = 8  # rounds without a better residual: rounding has set the limit
@@ -50,9 +51,7 @@ class OutOfRounds:
     rounds: int
 
 
-def separate_pairs(
-    sweeper: Sweeps, *, rounds: int = 300, tolerance: float = 1e-8
-) -> PairSeparation | PairContradiction | OutOfRounds:
+def separate_pairs(sweeper: Sweeps, *, rounds: int = 300) -> PairSeparation | PairContradiction | OutOfRounds:
     """Decide MC-H: solve on active rows, sweep all margins, add the worst, until the signs are settled."""
     scales = sweeper.scales()
     rows = _ActiveRows(scales)
@@ -63,7 +62,7 @@ def separate_pairs(
             return rows.contradiction()
         worst = sweeper.worst(direction / scales)
         if worst.margin > 0:
-            return _widest(sweeper, rows, worst, rounds - used, tolerance)
+            return _widest(sweeper, rows, worst, rounds - used)
         if not rows.add(worst):
             return OutOfRounds(used)
     return OutOfRounds(rounds)
@@ -133,9 +132,7 @@ class _ActiveRows:
         return PairContradiction(self.samples[pairs], self.rivals[pairs], scale)
 
 
-def _widest(
-    sweeper: Sweeps, rows: _ActiveRows, worst: Worst, rounds: int, tolerance: float
-) -> PairSeparation | OutOfRounds:
+def _widest(sweeper: Sweeps, rows: _ActiveRows, worst: Worst, rounds: int) -> PairSeparation | OutOfRounds:
     """From a feasible direction to the MC-H optimum: the QP on active rows bounds from below, scaling from above."""
     best, gap, lower = np.full(worst.theta.size, np.inf), np.inf, 0.0
     for _ in range(max(1, rounds)):
@@ -148,7 +145,7 @@ def _widest(
             theta, bound = rows.widest(best if np.isfinite(best).all() else worst.theta)
             lower = max(lower, bound)
         gap = 1.0 - lower / (0.5 * float(best @ best))
-        if gap <= tolerance or not fresh:  # without a new row the rest of the gap is rounding
+        if gap <= _WIDEST or not fresh:  # without a new row the rest of the gap is rounding
             break
         worst = sweeper.worst(theta)
     if not np.isfinite(best).all():

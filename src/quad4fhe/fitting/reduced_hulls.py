@@ -24,6 +24,7 @@ CAPS = (0.80, 0.60, 0.40, 0.30, 0.20, 0.15, 0.10, 0.08, 0.05, 0.03, 0.02, 0.01)
 """The paper's grid of base caps mu; each class uses max(mu, 1/n)."""
 
 _TOUCHING = 1e-12  # a margin this small, relative to the points, is rounding: the hulls touch
+_HALVINGS = 30  # of the interval that holds the critical cap
 _FEW = 4096  # points that are fetched as they are
 _BINS = 4096
 _LEVELS = 5  # of bins in bins; what still shares one differs by less than 2^-60 of the plane's extent: a tie
@@ -265,10 +266,10 @@ def _ends(atoms: Sequence[Atom], x: float, y: float) -> tuple[Array, Array]:
     return point[:2], point[2:]
 
 
-def scan(plane: Plane, caps: Sequence[float] = CAPS) -> tuple[ReducedSeparation | None, list[tuple[float, float]]]:
-    """The largest cap that separates, and the trace of (cap, margin), with margin 0 if the hulls meet."""
+def scan(plane: Plane) -> tuple[ReducedSeparation | None, list[tuple[float, float]]]:
+    """The largest cap of the grid that separates, and the trace of (cap, margin), with margin 0 if the hulls meet."""
     trace: list[tuple[float, float]] = []
-    for mu in caps:
+    for mu in CAPS:
         found = closest(plane, mu)
         trace.append((mu, 0.0 if found is None else found.margin))
         if found is not None:
@@ -276,10 +277,10 @@ def scan(plane: Plane, caps: Sequence[float] = CAPS) -> tuple[ReducedSeparation 
     return None, trace
 
 
-def critical_cap(plane: Plane, separates: float, meets: float = 1.0, rounds: int = 30) -> float:
+def critical_cap(plane: Plane, separates: float, meets: float) -> float:
     """The largest separating cap mu*, by bisection between one that separates and one that does not."""
     low, high = math.log(separates), math.log(meets)
-    for _ in range(rounds):
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if closest(plane, math.exp(middle)) is None:
             high = middle

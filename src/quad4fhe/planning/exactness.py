@@ -92,9 +92,9 @@ class ExactMatrix:
         return sum(limb.rows.size for limb in self.limbs) / max(1, self.limbs[0].rows.size)
 
 
-def exact_matrix(weights: NDArray[Any], q: int, *, extra: int = 2) -> ExactMatrix:
+def exact_matrix(weights: NDArray[Any], q: int) -> ExactMatrix:
     """The matrix of one prime; see `exact_matrices`."""
-    return exact_matrices(weights, (q,), extra=extra)[0]
+    return exact_matrices(weights, (q,))[0]
 
 
 def exact_matrices(weights: NDArray[Any], primes: Sequence[int], *, extra: int = 2) -> list[ExactMatrix]:

@@ -139,10 +139,10 @@ def between(logits: Array, pair: Pair) -> Array:
     return out
 
 
-def box_points(box: Array, count: int = 512) -> Array:
-    """Points drawn uniformly from the box, which replace samples if none are given."""
+def box_points(box: Array) -> Array:
+    """512 points drawn uniformly from the box, which replace samples if none are given."""
     rng = np.random.default_rng(2026)
-    out: Array = box[0] + rng.random((count, box.shape[1])) * (box[1] - box[0])
+    out: Array = box[0] + rng.random((512, box.shape[1])) * (box[1] - box[0])
     return out
 
 

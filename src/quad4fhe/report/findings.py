@@ -81,16 +81,15 @@ class Measured:
 
     `target` (n,) are the ReLU model's decisions and `label` (n,) the replacement's, both exact. `before` (n,) is the
     ReLU model's gap between its decision and the next class; `after` (n,) is the replacement's gap between that same
-    class and its strongest `rival` (n,), negative where the decision is lost; `gap` (n,) is the replacement's gap
-    between its own decision and the next class. `accuracy` holds the accuracies of the ReLU model and the replacement
-    if the data has labels.
+    class and its strongest rival, negative where the decision is lost; `gap` (n,) is the replacement's gap between its
+    own decision and the next class. `accuracy` holds the accuracies of the ReLU model and the replacement if the data
+    has labels.
     """
 
     target: IntArray
     label: IntArray
     before: Array
     after: Array
-    rival: IntArray
     gap: Array
     classes: int
     accuracy: tuple[float, float] | None = None
@@ -191,12 +190,11 @@ def measure(
     at = np.arange(relu.label.size)
     own = logits[at, relu.label]
     logits[at, relu.label] = -np.inf
-    rival: IntArray = np.argmax(logits, axis=1).astype(np.int64)
-    after = own - logits[at, rival]
+    after = own - logits.max(axis=1)
     # Rounding can flip the sign; the exact decision does not.
     after = np.where(relu.label == kept.label, np.abs(after), -np.abs(after))
     accuracy = None if y is None else (float(np.mean(relu.label == y)), float(np.mean(kept.label == y)))
-    return Measured(relu.label, kept.label, relu.gap, after, rival, kept.gap, fit.mlp.classes, accuracy)
+    return Measured(relu.label, kept.label, relu.gap, after, kept.gap, fit.mlp.classes, accuracy)
 
 
 def class_names(given: Sequence[str] | None, classes: int) -> list[str]:

@@ -26,17 +26,16 @@ class Apart:
     """The hulls are disjoint: `direction` (p,) leads from the nearest point of the second hull to that of the first.
 
     Projected on the direction, the first set lies at `high` or above and the second at `low` or below (for reduced
-    hulls: their extreme points do). `gap` bounds the relative error of the squared distance.
+    hulls: their extreme points do).
     """
 
     direction: Array
     low: float
     high: float
-    gap: float
 
     @property
     def distance(self) -> float:
-        """The distance of the hulls, but for the gap."""
+        """The distance of the hulls."""
         return float(np.linalg.norm(self.direction))
 
 
@@ -46,13 +45,6 @@ class Meet:
 
     first: IntArray
     second: IntArray
-
-
-@dataclass(frozen=True, eq=False)
-class Unsettled:
-    """Neither was established within the rounds allowed."""
-
-    rounds: int
 
 
 class Hull:
@@ -77,12 +69,12 @@ class Hull:
         return weights @ self.points[rows], rows[weights > 0]
 
 
-def closest(first: Hull, second: Hull, rounds: int = _ROUNDS) -> Apart | Meet | Unsettled:
-    """The nearest points of two hulls, as the point of least norm of the hull of their differences."""
+def closest(first: Hull, second: Hull) -> Apart | Meet | None:
+    """The nearest points of two hulls: the point of least norm of the hull of their differences; None if undecided."""
     size = max(float(np.square(first.points).sum(axis=1).max()), float(np.square(second.points).sum(axis=1).max()))
     simplex, least, stuck = _Simplex(), np.inf, 0
     at = first.points.mean(axis=0) - second.points.mean(axis=0)
-    for used in range(rounds):
+    for used in range(_ROUNDS):
         norm = float(at @ at)
         top, top_rows = first.lowest(at)
         low, low_rows = second.lowest(-at)
@@ -96,9 +88,9 @@ def closest(first: Hull, second: Hull, rounds: int = _ROUNDS) -> Apart | Meet | 
             least = min(least, norm)
             if gap <= _GAP * norm or stuck > _STUCK or simplex.knows(vertex):
                 high, below = float(top @ at), float(low @ at)
-                return Apart(at, below, high, max(0.0, gap) / norm) if high > below else Unsettled(used)
+                return Apart(at, below, high) if high > below else None
         at = simplex.nearest(vertex, top_rows, low_rows)
-    return Unsettled(rounds)
+    return None
 
 
 class _Simplex:
