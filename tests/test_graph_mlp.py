@@ -11,7 +11,7 @@ import pytest
 
 from quad4fhe import MLP, CertificateError, Client, Fit, InputError, Server, compare, fit, plan, verify
 from quad4fhe.cli import main
-from quad4fhe.graph_mlp import GraphMLP
+from quad4fhe.deep import GraphMLP
 from support.forging import changed, opened, sealed
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")

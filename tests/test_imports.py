@@ -18,7 +18,7 @@ FLOORS = [
     {"io"},
     {"workers"},
     {"activations", "feature_part"},
-    {"mlp", "deep", "graph_mlp", "raw", "importers"},
+    {"mlp", "deep", "raw", "importers"},
     {"polynomial", "regime", "_forecast", "exporters"},
     {"calibration"},
     {"proof"},

@@ -61,7 +61,7 @@ class MLP:
     notes: tuple[str, ...]
     names = NONE  # not a field: `named` sets it
     layers: ClassVar[Any] = ()  # of a deeper network: see `deep.DeepMLP`
-    network: ClassVar[FeaturePart | None] = None  # of a network whose first layer alone is read: see `graph_mlp`
+    network: ClassVar[FeaturePart | None] = None  # of a network whose first layer alone is read: see `deep.GraphMLP`
 
     def __init__(
         self,

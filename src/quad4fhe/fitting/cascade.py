@@ -14,7 +14,7 @@ from quad4fhe._progress import Progress, silent
 from quad4fhe._threads import one_thread
 from quad4fhe.calibration.lift import Statistics, refuse_empty, row_bytes, shard_rows
 from quad4fhe.calibration.shards import Shards, memory_bytes, pool_for
-from quad4fhe.deep import DeepMLP
+from quad4fhe.deep import with_nearest_head
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
 from quad4fhe.fitting import binary, multiclass, notes
 from quad4fhe.fitting.assembly import assemble
@@ -25,7 +25,6 @@ from quad4fhe.fitting.families.learning import Learned, learned, replace
 from quad4fhe.fitting.families.selection import Priors
 from quad4fhe.fitting.result import Fit
 from quad4fhe.fitting.run import Candidate, Run
-from quad4fhe.graph_mlp import GraphMLP
 from quad4fhe.io.columns import Columns
 from quad4fhe.io.rows import ArrayRows, Rows, held_bytes, left_alone
 from quad4fhe.io.samples import Given
@@ -235,14 +234,14 @@ def fit(
 
 def _with_head(mlp: MLP, rows: Rows) -> MLP:
     """A deeper network with a head derived from some calibration rows; any other model as it is."""
-    if not isinstance(mlp, DeepMLP | GraphMLP):
+    if not mlp.has_derived_head:
         return mlp
     n = rows.shape[0]
     blocks = 1 if n <= _HEAD_ROWS else _HEAD_BLOCKS
     size = n if blocks == 1 else _HEAD_ROWS // blocks
     with one_thread():
         taken = [np.asarray(rows.part(at := k * n // blocks, at + size), dtype=np.float64) for k in range(blocks)]
-        return mlp.adapted(np.concatenate(taken))
+        return with_nearest_head(mlp, np.concatenate(taken))
 
 
 def _held_out(

@@ -19,14 +19,13 @@ from numpy.typing import ArrayLike
 from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.activations import RELU, Activation
 from quad4fhe.calibration.shards import SHARD_ROWS, Shard, Shards
-from quad4fhe.deep import DeepMLP
+from quad4fhe.deep import DeepMLP, GraphMLP
 from quad4fhe.errors import InputError
 from quad4fhe.feature_part import FeaturePart
 from quad4fhe.fitting import file as fit_file
 from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, FamilyName, KeptShare, Version
 from quad4fhe.fitting.families import FAMILIES
 from quad4fhe.fitting.summary import certified_lines, kept, own_lines, verdict
-from quad4fhe.graph_mlp import GraphMLP
 from quad4fhe.io.files import check_place, one_line, opened, write_atomically
 from quad4fhe.io.rows import Rows, as_rows
 from quad4fhe.mlp import MLP

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from quad4fhe.activations import RELU, Activation
+from quad4fhe.deep import GraphMLP
 from quad4fhe.errors import InputError
-from quad4fhe.graph_mlp import GraphMLP
 from quad4fhe.importers._chain import Chain
 from quad4fhe.importers._expressions import recognise
 from quad4fhe.importers._onnx_flow import Flow

@@ -17,10 +17,9 @@ from safetensors import safe_open
 from safetensors.numpy import save as safetensors_bytes
 
 from quad4fhe.activations import RELU, Activation
-from quad4fhe.deep import DeepMLP
+from quad4fhe.deep import DeepMLP, GraphMLP
 from quad4fhe.errors import InputError
 from quad4fhe.feature_part import FeaturePart
-from quad4fhe.graph_mlp import GraphMLP
 from quad4fhe.importers import Importer
 from quad4fhe.importers._state_dict import from_state_dict
 from quad4fhe.io.files import check_place, open_npz, opened, parsing, read_npz, write_atomically

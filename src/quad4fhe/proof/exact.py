@@ -7,7 +7,7 @@ so that one rule covers all models: the largest logit wins, the lowest index on 
 A transcendental activation (GELU, tanh) has no rational values. Its samples are settled by intervals that are proved to
 contain the logits, with more and more bits; two logits that are still level at the last step count as a tie. The
 first, floating-point step trusts the library's exp, tanh and erf to `activations.LIBRARY`, far less than they claim.
-The decisions of a network that is a graph (`graph_mlp`) are measured. `Settled` counts what was settled how.
+The decisions of a network that is a graph (`deep.GraphMLP`) are measured. `Settled` counts what was settled how.
 """
 
 from __future__ import annotations

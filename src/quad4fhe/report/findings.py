@@ -206,7 +206,7 @@ def class_names(given: Sequence[str] | None, classes: int) -> list[str]:
     if len(names) != classes:
         raise InputError(f"{len(names)} class names were given, and the model has {classes} classes; give one for each")
     if not all(names) or len(set(names)) != classes:
-        raise InputError("class names must differ and not be empty; two of them are equal or blank")
+        raise InputError("class names must be different and not empty; two of them are equal or blank")
     return names
 
 
