@@ -28,7 +28,6 @@ from quad4fhe import MLP, Fit, Plan, fit
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.he import container, keys
 from quad4fhe.he.container import Kind
-from quad4fhe.layouts import layout_of
 from quad4fhe.planning.describe import describe
 
 
@@ -128,7 +127,7 @@ def plan_files(data: bytes) -> bool:
         assert len(plan.sha256) == 32
         describe(plan)
         for kind in Kind:
-            if layout_of(plan).form(plan, kind) is not None:
+            if container.find_form(plan, kind) is not None:
                 container.size(plan, kind)
         Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
 

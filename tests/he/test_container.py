@@ -136,7 +136,7 @@ def test_batches_are_read_feature_by_feature_and_the_digest_before_the_last(plan
 
 
 def test_there_is_no_kind_that_could_hold_a_secret_key() -> None:
-    assert {kind.name for kind in Kind} == {"request", "reply", "keys"}
+    assert {kind.name for kind in Kind} == {"request", "reply", "keys", "seed", "halves", "prepared", "answers"}
 
 
 def test_batch_has_no_evaluation_keys(plans) -> None:

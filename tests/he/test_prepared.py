@@ -16,7 +16,7 @@ from quad4fhe import InputError
 from quad4fhe.he import keys
 from quad4fhe.he import prepared as module
 from quad4fhe.he.keys import StoredKey
-from quad4fhe.he.prepared import PreparedFolder
+from quad4fhe.he.prepared import Part, PreparedFolder
 from quad4fhe.he.session import Client, Server
 from quad4fhe.layouts.planner import plan
 from quad4fhe.planning.plan import Plan
@@ -76,7 +76,7 @@ def test_after_a_crash_at_any_step_a_part_is_used_at_most_once(
     key: StoredKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     folder = PreparedFolder(tmp_path / "parts", key)
-    folder.put(b"one")
+    folder.put(Part(b"one"))
 
     class CrashError(BaseException):
         pass
@@ -94,7 +94,8 @@ def test_after_a_crash_at_any_step_a_part_is_used_at_most_once(
     again = PreparedFolder(tmp_path / "parts", key)
     again.tidy()
     # The crash came before the part was handed out, so once is fine, and twice never happens.
-    assert [again.take(), again.take()] in ([b"one", None], [None, None])
+    found = [again.take(), again.take()]
+    assert [None if part is None else part.zeros for part in found] in ([b"one", None], [None, None])
     assert [again.take(), again.take()][0] is None
     assert os.listdir(tmp_path / "parts") == []
 
@@ -103,7 +104,7 @@ def test_a_disk_that_does_not_confirm_means_no_part(
     key: StoredKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = PreparedFolder(tmp_path / "parts", key)
-    folder.put(b"one")
+    folder.put(Part(b"one"))
 
     def refuse(_: Path) -> None:
         raise OSError(5, "Input/output error")
@@ -119,11 +120,11 @@ def test_processes_that_take_at_once_get_different_parts(key: StoredKey, tmp_pat
     keys.save(key, tmp_path / "own.key")
     folder = PreparedFolder(tmp_path / "parts", key)
     for i in range(60):
-        folder.put(b"%d" % i)
+        folder.put(Part(b"%d" % i))
     program = (
         "from pathlib import Path; from quad4fhe.he import keys; from quad4fhe.he.prepared import PreparedFolder\n"
         f"folder = PreparedFolder(Path({str(tmp_path / 'parts')!r}), keys.load({str(tmp_path / 'own.key')!r}))\n"
-        "while (part := folder.take()) is not None: print(part.decode(), flush=True)"
+        "while (part := folder.take()) is not None: print(part.zeros.decode(), flush=True)"
     )
     running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     seen = Counter(line for process in running for line in process.communicate()[0].split())
@@ -135,7 +136,7 @@ def test_parts_of_another_key_or_damaged_or_planted_ones_are_not_used(
     made: Plan, key: StoredKey, tmp_path: Path
 ) -> None:
     folder = PreparedFolder(tmp_path / "parts", key)
-    folder.put(b"one")
+    folder.put(Part(b"one"))
     assert PreparedFolder(tmp_path / "parts", keys.generate(made)).take() is None
     (path,) = (tmp_path / "parts").glob("*.ready")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -150,13 +151,13 @@ def test_parts_of_another_key_or_damaged_or_planted_ones_are_not_used(
 @pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX")
 def test_only_the_owner_may_read_parts(key: StoredKey, tmp_path: Path) -> None:
     folder = PreparedFolder(tmp_path / "parts", key)
-    folder.put(b"one")
+    folder.put(Part(b"one"))
     (path,) = (tmp_path / "parts").glob("*.ready")
     assert path.stat().st_mode & 0o077 == 0
     assert (tmp_path / "parts").stat().st_mode & 0o077 == 0
     (tmp_path / "parts").chmod(0o755)
     with pytest.raises(InputError, match="chmod 700"):
-        folder.put(b"two")
+        folder.put(Part(b"two"))
 
 
 def test_layouts_that_have_nothing_to_prepare_say_so(fit: StandInFit, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quad4fhe._arrays import Array
     from quad4fhe.feature_part import FeaturePart
     from quad4fhe.he.keys import StoredKey
-    from quad4fhe.he.prepared import Prepared
+    from quad4fhe.he.prepared import PreparedStore
     from quad4fhe.io.columns import Columns
     from quad4fhe.names import Names
     from quad4fhe.serve.client import Remote
@@ -293,7 +293,7 @@ def connect(
     key: StoredKey | None = None,
     patience: float = 60.0,
     features: FeaturePart | None = None,
-    prepared: Prepared | None = None,
+    prepared: PreparedStore | None = None,
 ) -> Remote:
     """A connection to the server at `url`."""
     from quad4fhe import Remote

@@ -100,7 +100,7 @@ def query_command(
         int,
         typer.Option(
             metavar="N",
-            help="After the answers, make ahead what N later queries with --key need (layout lift); each is used once.",
+            help="Make ahead what N later queries with --key need, here and at the server (layout lift).",
             min=0,
         ),
     ] = 0,
@@ -113,8 +113,8 @@ def query_command(
     outside its box are rejected before anything is sent. Without either, the plan comes from the server, and all
     samples are sent before those outside the box are reported. --box FILE is a box of your own, which the samples must
     lie in as well. --canaries detects a server that computes something
-    else. --prepare N does the part of N later queries that does not depend on their samples, into the folder
-    KEY.prepared; do not copy that folder, since a part that is used twice shows how two queries differ.
+    else. --prepare N does the part of N later queries that does not depend on their samples, here and at the server,
+    into the folder KEY.prepared; do not copy that folder, since a part that is used twice shows how two queries differ.
 
     If the model has a feature part, DATA holds raw inputs. The part comes from --features or from the server, its hash
     must be the one in the plan, and it runs here: only its features are encrypted and sent.
@@ -135,7 +135,6 @@ def query_command(
     from quad4fhe.feature_part import FeaturePart
     from quad4fhe.he import keys
     from quad4fhe.he.canaries import Known
-    from quad4fhe.he.session import Client
     from quad4fhe.planning.box import moved
 
     _check_places(url, data)
@@ -186,19 +185,17 @@ def query_command(
         elif remote.feature_part is not None:  # numbers in rows, which may be raw inputs as well
             X = asked = remote.feature_part(X)
         with _access_named(given_options({"--token-file": token_file, "--ca": ca})):
-            found = remote.predict(
-                X, clip=clip, known=pairs, canaries=canaries, concurrency=concurrency, progress=progress
-            )
+            how: dict[str, Any] = {"clip": clip, "known": pairs, "canaries": canaries, "concurrency": concurrency}
+            found = remote.predict(X, prepare=prepare, progress=progress, **how)
     found = replace(found, clipped=moved(asked, np.clip(X, *plan.domain.box)))
     if key is not None and stored is not None and remote.drift is not None:
         keys.remember_watch(key, stored, remote.drift)
     if out is not None:
         write_atomically(out, csv_text(_prediction(found, plan)).encode())
-    if prepare and ahead is not None:
-        Client(plan, stored).prepare(prepare, ahead)
     if json:
         document = {"model": plan.model_id, "layout": plan.layout, "plan": plan.sha256.hex(), "pinned": trusted}
         document |= {name: getattr(found, name) for name in _BILL}
+        document["prepared"] = None if found.prepared is None else vars(found.prepared)
         print_json(
             document | {name: value for name, value in _prediction(found, plan).to_dict().items() if name != "bill"}
         )
@@ -327,6 +324,9 @@ def _lines(found: Answers, plan: Plan) -> list[tuple[str, str]]:
     keyed = f", {readable_bytes(found.key_bytes)} of keys once" if found.key_bytes else ""
     traffic = f"{readable_bytes(found.upload_bytes)} up, {readable_bytes(found.download_bytes)} down"
     lines.append(("traffic", f"{traffic} in {count(found.requests, 'request')}{keyed}"))
+    if (made := found.prepared) is not None:
+        why = f"; {made.reason}" if made.reason else ""
+        lines.append(("prepared", f"{count(made.parts, 'later request')}, {made.replies} of them at the server{why}"))
     return [*lines, ("time", readable_seconds(found.seconds))]
 
 

@@ -66,6 +66,9 @@ def serve_command(
     queue: Annotated[int, typer.Option(help="Requests that may wait; further requests get 429.", min=1)] = 8,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Time for a request, upload included.")] = 60.0,
     max_keys: Annotated[int, typer.Option(help="Number of clients whose evaluation keys are kept.", min=1)] = 64,
+    max_prepared: Annotated[
+        int, typer.Option(help="Replies prepared for each token or address (layout lift); 0: none.", min=0)
+    ] = 1024,
     questions_per_day: Annotated[
         int | None,
         typer.Option(help="Answers for each token and day (UTC); each sample of a request counts.", min=1),
@@ -131,6 +134,7 @@ def serve_command(
         queue=queue,
         deadline=deadline,
         keys=max_keys,
+        prepared=max_prepared,
         questions_per_day=questions_per_day,
         memory=None if worker_memory is None else worker_memory * 2**20,
         connections=max_connections,

@@ -65,19 +65,25 @@ class Identity:
 class Request:
     """Encrypted samples: chunks of the arrays that the plan's layout prescribes.
 
-    `Client.stream` makes the chunks while they are read, once; `Client.encrypt` returns them as a list.
+    `Client.stream` makes the chunks while they are read, once; `Client.encrypt` returns them as a list. The kind
+    `prepared` is for a server that has prepared its reply; `seed`, without samples, asks it to.
     """
 
     identity: Identity
     chunks: Iterable[Words]
+    kind: Kind = Kind.request
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """Encrypted logits: the arrays that the plan's layout prescribes."""
+    """Encrypted logits: the arrays that the plan's layout prescribes.
+
+    The kind `halves` answers a seed, and `answers` a request that was prepared.
+    """
 
     identity: Identity
     chunks: Iterable[Words]
+    kind: Kind = Kind.reply
 
     @property
     def size(self) -> int:
@@ -118,10 +124,19 @@ class View:
 
 def form(plan: Plan, kind: Kind) -> Form:
     """The arrays of a container of this kind for this plan."""
-    found = layout_of(plan).form(plan, kind)
+    found = find_form(plan, kind)
     if found is None:
-        raise InputError(f"layout {plan.layout} has no evaluation keys; send the request alone")
+        missing = "has no evaluation keys" if kind is Kind.keys else "prepares no replies"
+        raise InputError(f"layout {plan.layout} {missing}; send the request alone")
     return found
+
+
+def find_form(plan: Plan, kind: Kind) -> Form | None:
+    """The same, or None where the plan has no such messages."""
+    layout = layout_of(plan)
+    return (
+        layout.form(plan, kind) if kind in (Kind.request, Kind.reply, Kind.keys) else layout.prepared_form(plan, kind)
+    )
 
 
 def size(plan: Plan, kind: Kind) -> int:
@@ -131,12 +146,12 @@ def size(plan: Plan, kind: Kind) -> int:
 
 def write_request(plan: Plan, request: Request) -> Iterator[bytes]:
     """Yield the bytes of a request, made while they are read."""
-    return _write(plan, Kind.request, request.identity, request.chunks)
+    return _write(plan, request.kind, request.identity, request.chunks)
 
 
 def write_reply(plan: Plan, reply: Reply) -> Iterator[bytes]:
     """Yield the bytes of a reply."""
-    return _write(plan, Kind.reply, reply.identity, reply.chunks)
+    return _write(plan, reply.kind, reply.identity, reply.chunks)
 
 
 def write_keys(plan: Plan, key_id: bytes, keys: EvaluationKeys) -> Iterator[bytes]:
@@ -160,22 +175,22 @@ def check_digest(stream: Readable, length: int) -> None:
     _compare(stream, digest)
 
 
-def read_request(plan: Plan, stream: Readable, *, hashed: bool = False) -> Request:
+def read_request(plan: Plan, stream: Readable, kind: Kind = Kind.request, *, hashed: bool = False) -> Request:
     """Read a request; its chunks are read from the stream and checked while they are used.
 
     The digest is checked before the last chunk is yielded, so no evaluation of damaged bytes finishes. With `hashed`,
     the caller runs `check_digest` instead, and only this check is skipped.
     """
-    identity, digest = _open(plan, Kind.request, stream)
-    wanted = form(plan, Kind.request)
-    return Request(identity, wanted.checked("the request", _chunks(stream, wanted, None if hashed else digest)))
+    identity, digest = _open(plan, kind, stream)
+    wanted = form(plan, kind)
+    return Request(identity, wanted.checked("the request", _chunks(stream, wanted, None if hashed else digest)), kind)
 
 
-def read_reply(plan: Plan, stream: Readable) -> Reply:
+def read_reply(plan: Plan, stream: Readable, kind: Kind = Kind.reply) -> Reply:
     """Read a reply; raises InputError if any byte has changed."""
-    identity, digest = _open(plan, Kind.reply, stream)
-    wanted = form(plan, Kind.reply)
-    return Reply(identity, wanted.checked("the reply", _chunks(stream, wanted, digest)).held())
+    identity, digest = _open(plan, kind, stream)
+    wanted = form(plan, kind)
+    return Reply(identity, wanted.checked("the reply", _chunks(stream, wanted, digest)).held(), kind)
 
 
 def read_keys(plan: Plan, stream: Readable) -> tuple[bytes, EvaluationKeys]:

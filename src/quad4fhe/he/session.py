@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,11 @@ from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe._threads import few_threads
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import backends
+from quad4fhe.he.ahead import SPENT, PreparedReplies, SpentError, TakenError
 from quad4fhe.he.container import EvaluationKeys, Identity, Reply, Request, form, read_keys
 from quad4fhe.he.key_cache import KeyCache
 from quad4fhe.he.keys import StoredKey
-from quad4fhe.he.prepared import Prepared, PreparedFolder
+from quad4fhe.he.prepared import Part, Prepared, PreparedStore, seed_name
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.layouts import layout_of
 from quad4fhe.layouts.backend import Backend
@@ -39,6 +40,14 @@ class ReplyError(Quad4FHEError):
     """A reply is damaged, or was made for another plan, model, key or request; it is discarded."""
 
 
+@dataclass(frozen=True)
+class _Open:
+    """A request without a reply: its number of samples, and the products of a reply that was prepared."""
+
+    count: int
+    products: bytes | None = None
+
+
 class Client:
     """The side that holds the key: encrypts samples, checks replies and decrypts logits.
 
@@ -50,7 +59,8 @@ class Client:
     `client.drift.observe(logits)`. It is None if the plan has no such rows.
 
     Without a stored `key` (see `keys`) the client makes a temporary one. `prepared` holds what `prepare` made ahead
-    with the same key and plan; a request takes from it what it can.
+    with the same key and plan; a request takes from it what it can. If the server has lost its part of that, it raises
+    SpentError: encrypt the samples again, with `prepared=False`.
 
     CKKS is approximate and SEAL is IND-CPA, not IND-CPA-D: never send decrypted values back to the server.
     """
@@ -59,7 +69,7 @@ class Client:
         self.plan, self._layout = plan, layout_of(plan)
         self._secret = SecretKey(Context(plan.chain)) if key is None else key.open(plan)
         self._key_id = secrets.token_bytes(16) if key is None else key.key_id
-        self._open: dict[bytes, int] = {}
+        self._open: dict[bytes, _Open] = {}
         self._prepared = prepared
         self.drift = plan.watch()
 
@@ -77,8 +87,8 @@ class Client:
         """The id of this client's key; it reveals nothing about the key."""
         return self._key_id
 
-    def encrypt(self, X: ArrayLike) -> list[Request]:
-        """Encrypt the samples X (n, d) into requests, held in memory.
+    def encrypt(self, X: ArrayLike, *, prepared: bool = True) -> list[Request]:
+        """Encrypt the samples X (n, d) into requests, held in memory; afresh if `prepared` is False.
 
         For a model with a feature part, X are its features: `client.encrypt(fit.mlp.inputs(raw))`.
         """
@@ -87,41 +97,68 @@ class Client:
                 "this plan encrypts the features of a feature part, and X is not marked as such; "
                 "pass fit.mlp.inputs(X), which computes them from raw inputs"
             )
-        return [replace(request, chunks=list(request.chunks)) for request in self.stream(X)]
+        return [replace(request, chunks=list(request.chunks)) for request in self.stream(X, prepared=prepared)]
 
-    def stream(self, X: ArrayLike) -> Iterator[Request]:
+    def stream(self, X: ArrayLike, *, prepared: bool = True) -> Iterator[Request]:
         """Yield requests for the samples X; each is encrypted in chunks while it is read."""
         checked = check_inside(X, self.plan)
         plan = self.plan
         for start in range(0, len(checked), plan.per_request):
             Z = _without_denormals(checked[start : start + plan.per_request] - plan.shift, plan.scales.x)
-            identity = Identity.of(plan, self._key_id, secrets.token_bytes(16))
-            self._open[identity.nonce] = len(Z)
-            part = None if self._prepared is None else self._prepared.take()
+            part = self._prepared.take() if prepared and self._prepared is not None else None
+            whole = part is None or part.products is None
+            nonce = secrets.token_bytes(16) if part is None or whole else part.name
+            identity = Identity.of(plan, self._key_id, nonce)
+            self._open[nonce] = _Open(len(Z), None if part is None else part.products)
             if part is None:
                 yield Request(identity, self._layout.encrypt(self._secret, plan, Z))
             else:
-                yield Request(identity, self._layout.encrypt_prepared(plan, Z, part))
+                chunks = self._layout.encrypt_prepared(plan, Z, part.zeros)
+                yield Request(identity, chunks, Kind.request if whole else Kind.prepared)
 
-    def prepare(self, count: int, folder: PreparedFolder) -> int:
-        """Make ahead what `count` later requests of this key need, and return how many are in the folder then.
+    def prepare(self, count: int, store: PreparedStore, ask: Callable[[Request], Reply] | None = None) -> int:
+        """Make ahead what `count` later requests of this key need, and return how many are in the store then.
 
-        Only what does not depend on samples; layouts without such a part make none. Pass the folder to the clients
-        of these requests as `prepared`.
+        Only what does not depend on samples; layouts without such a part make none. Pass the store to the clients of
+        these requests as `prepared`. `ask` sends a seed to the server and returns its second halves, as
+        `server.prepare` does; without it only the client's half is prepared.
         """
-        folder.tidy()
+        store.tidy()
         for _ in range(count):
-            part = self._layout.prepare(self._secret, self.plan)
-            if part is None:
-                raise InputError(f"layout {self.plan.layout} has nothing to prepare; leave --prepare out")
-            folder.put(part)
-        return len(folder)
+            part, seed = self.make_part()
+            with suppress(TakenError):  # then the part is not used
+                store.put(part if ask is None else self.complete_part(part, ask(seed)))
+        return len(store)
+
+    def make_part(self) -> tuple[Part, Request]:
+        """A fresh prepared part, and the message that asks the server to prepare its reply.
+
+        If that message is sent, keep only what `complete_part` returns: after an error the part must not be used.
+        """
+        plan = self.plan
+        zeros = self._layout.prepare(self._secret, plan)
+        if zeros is None:
+            raise InputError(f"layout {plan.layout} has nothing to prepare; leave --prepare out")
+        part = Part(zeros)
+        seed = np.frombuffer(part.seed, dtype=np.uint8).reshape(form(plan, Kind.seed).shape)
+        return part, Request(Identity.of(plan, self._key_id, part.name), [seed], Kind.seed)
+
+    def complete_part(self, part: Part, reply: Reply) -> Part:
+        """The same part with what it needs of the second halves that the server returned for its seed."""
+        if reply.identity != Identity.of(self.plan, self._key_id, part.name) or reply.kind is not Kind.halves:
+            raise ReplyError("the server's reply is not for the seed that was sent; its part is discarded")
+        halves = form(self.plan, Kind.halves).whole("the second halves", reply.chunks)
+        return Part(part.zeros, self._layout.products(self._secret, self.plan, halves))
+
+    def abandon(self, nonce: bytes) -> None:
+        """Expect no reply to a request that the server did not answer."""
+        self._open.pop(nonce, None)
 
     def reopen(self, nonce: bytes, count: int) -> None:
         """Expect the reply to a request of `count` samples that an earlier client with this key and plan made."""
         if len(nonce) != 16 or not 1 <= count <= self.plan.per_request:
             raise InputError("this is not a request of this plan: its nonce or its number of samples is wrong")
-        self._open[nonce] = count
+        self._open[nonce] = _Open(count)
 
     def decrypt(self, replies: Reply | Iterable[Reply]) -> Array:
         """Decrypt logits (n, K) in the order of the requests; for K >= 2, their mean over the classes is subtracted.
@@ -158,16 +195,23 @@ class Client:
                 )
         if identity.nonce not in self._open:
             raise ReplyError("the reply answers no open request of this client; each reply is read once")
+        opened = self._open[identity.nonce]
+        kind = Kind.reply if opened.products is None else Kind.answers
         try:
-            parts = form(plan, Kind.reply).whole("the reply", reply.chunks)
+            if reply.kind is not kind:
+                raise InputError(f"the reply holds {reply.kind.name}, wanted {kind.name}")
+            parts = form(plan, kind).whole("the reply", reply.chunks)
         except InputError as error:
             raise ReplyError(str(error)) from None
-        logits, plausible = self._layout.decrypt(self._secret, plan, parts)
+        if opened.products is None:
+            logits, plausible = self._layout.decrypt(self._secret, plan, parts)
+        else:
+            logits, plausible = self._layout.read_prepared(plan, parts, opened.products)
         if not plausible:
             raise ReplyError(
                 "the reply does not decrypt to values this plan can produce: wrong key, or damaged on the way"
             )
-        return logits[: self._open[identity.nonce]]
+        return logits[: opened.count]
 
 
 def _without_denormals(Z: Array, log2_scale: int) -> Array:
@@ -200,6 +244,8 @@ class Server:
         The library that computes on ciphertexts, or its name.
     checked
         True if a server was made of the same plan before: then the check that no logit overflows is not repeated.
+    rounding
+        A secret seed of the weights' random roundings: servers with the same one can `answer` for each other.
     """
 
     def __init__(
@@ -211,6 +257,7 @@ class Server:
         backend: str | Backend = backends.DEFAULT,
         *,
         checked: bool = False,
+        rounding: bytes | None = None,
     ) -> None:
         require_model(plan, fit.model)
         if not checked:
@@ -219,8 +266,12 @@ class Server:
         self._keys: KeyCache[Any] = KeyCache() if keys is None else keys
         library = backends.chosen(backend)
         self._refused: tuple[type[Exception], ...] = (InputError, *library.errors)
+        self._ahead = PreparedReplies()
         with few_threads():
-            self._evaluator = self._layout.evaluator(fit.model, plan, library, kernel)
+            if rounding is None:
+                self._evaluator = self._layout.evaluator(fit.model, plan, library, kernel)
+            else:
+                self._evaluator = self._layout.same_evaluator(fit.model, plan, library, kernel, rounding)
 
     def __repr__(self) -> str:
         return f"Server({_words(self.plan)})"
@@ -259,16 +310,54 @@ class Server:
         self._keys.drop(self.plan.sha256, key_id)
 
     def evaluate(self, request: Request) -> Reply:
-        """Evaluate one request and return the reply."""
+        """Evaluate one request and return the reply; raises SpentError if it was prepared and that is gone."""
+        if request.kind is Kind.prepared:
+            self._check_plan(request)
+            return self.answer(request, self._ahead.take(None, request.identity))
+        chunks, keys = self._opened(request, Kind.request)
+        return Reply(request.identity, self._evaluator.evaluate(chunks, keys))
+
+    def prepare(self, request: Request) -> Reply:
+        """Return the second halves for a seed, and keep what the answer to its request needs; that is used once."""
+        with self._ahead.making(None, request.identity) as keep:
+            reply, kept = self.prepare_reply(request)
+            keep(kept)
+        return reply
+
+    def prepare_reply(self, request: Request) -> tuple[Reply, bytes]:
+        """`prepare` for callers that keep the bytes themselves, secret, and give each to `answer` at most once."""
+        chunks, keys = self._opened(request, Kind.seed)
+        (seed,) = form(self.plan, Kind.seed).whole("the seed", chunks)
+        if seed_name(seed.tobytes()) != request.identity.nonce:
+            raise InputError("the seed is not the one that its message names; prepare another part")
+        halves, kept = self._evaluator.prepare_reply([seed], keys)
+        return Reply(request.identity, halves, Kind.halves), kept
+
+    def answer(self, request: Request, kept: bytes) -> Reply:
+        """Answer a request with what `prepare_reply` returned for its seed."""
+        self._check_plan(request)
+        chunks = form(self.plan, Kind.prepared).checked("the request", request.chunks)
+        answers = self._evaluator.answer(chunks, kept)
+        if answers is None:
+            raise SpentError(SPENT)
+        return Reply(request.identity, answers, Kind.answers)
+
+    def _check_plan(self, request: Request) -> None:
         identity = request.identity
         if not identity.belongs_to(self.plan):
             raise InputError(
                 f"the request was {identity.mismatch(self.plan)}; plan again, or encrypt with the wanted plan"
             )
-        if not self.knows(identity.key):
+
+    def _opened(self, request: Request, kind: Kind) -> tuple[Iterable[Any], Any]:
+        """The checked chunks of a request of this kind, and its client's keys."""
+        self._check_plan(request)
+        if request.kind is not kind:
+            raise InputError(f"the request holds {request.kind.name}, wanted {kind.name}")
+        if not self.knows(request.identity.key):
             raise InputError("no evaluation keys of this client: call server.register(client.key_id, keys) first")
-        chunks = form(self.plan, Kind.request).checked("the request", request.chunks)
-        return Reply(identity, self._evaluator.evaluate(chunks, self._keys.get(self.plan.sha256, identity.key)))
+        keys = self._keys.get(self.plan.sha256, request.identity.key)
+        return form(self.plan, kind).checked("the request", request.chunks), keys
 
     def work_ahead(self) -> bool:
         """Do a short piece of work that speeds up later requests; returns False when nothing is left to do.

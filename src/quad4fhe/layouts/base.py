@@ -42,6 +42,17 @@ class Evaluator(ABC):
     def evaluate(self, chunks: Iterable[Words], keys: Any) -> tuple[Words, ...]:
         """The parts of the reply to the chunks of a request; `keys` is what `prepare` returned, or None."""
 
+    def prepare_reply(self, chunks: Iterable[Words], keys: Any) -> tuple[tuple[Words, ...], bytes]:
+        """The part of a reply that follows from a request's seed, and the bytes that `answer` needs for the rest.
+
+        Those bytes are for one answer, and for the server alone.
+        """
+        raise InputError("this layout prepares nothing; send the request alone")
+
+    def answer(self, chunks: Iterable[Words], kept: bytes) -> tuple[Words, ...] | None:
+        """The rest of the reply to a prepared request; None if `kept` is of another seed or other random roundings."""
+        raise InputError("this layout prepares nothing; send the request alone")
+
     def work_ahead(self, keys: Any) -> bool:
         """Do a little that a client's next request needs and that does not depend on it; False if all is done."""
         return False
@@ -107,7 +118,11 @@ class Layout(ABC):
 
     @abstractmethod
     def form(self, plan: Plan, kind: Kind) -> Form | None:
-        """What a message of this kind consists of; None for keys where a server needs none."""
+        """What a request, a reply or keys consist of; None for keys where a server needs none."""
+
+    def prepared_form(self, plan: Plan, kind: Kind) -> Form | None:
+        """The same for the messages of prepared questions; None if the server can't prepare them."""
+        return None
 
     def has_keys(self, plan: Plan) -> bool:
         """Whether the server must be given keys before the first request of a client."""
@@ -142,11 +157,22 @@ class Layout(ABC):
         """Encrypt shifted samples Z (n <= per_request, d) freshly; yields the chunks of the request's parts."""
 
     def prepare(self, key: Key, plan: Plan) -> bytes | None:
-        """The part of a request that does not depend on its samples, for use in one request; None if there is none."""
+        """The part of a request that does not depend on its samples, for use in one request; None if there is none.
+
+        It begins with its seed.
+        """
         return None
 
     def encrypt_prepared(self, plan: Plan, Z: Array, part: bytes) -> list[Words]:
         """Encrypt shifted samples with what `prepare` made; a part that is used twice shows how samples differ."""
+        raise InputError(f"layout {self.name} prepares nothing; encrypt the samples as they are")
+
+    def products(self, key: Key, plan: Plan, halves: Sequence[Words]) -> bytes:
+        """What `read_prepared` needs of the second halves of a reply: their products with the secret, where read."""
+        raise InputError(f"layout {self.name} prepares nothing; encrypt the samples as they are")
+
+    def read_prepared(self, plan: Plan, reply: Sequence[Words], products: bytes) -> tuple[Array, bool]:
+        """`decrypt` of the reply to a prepared request, with the products that were computed ahead."""
         raise InputError(f"layout {self.name} prepares nothing; encrypt the samples as they are")
 
     @abstractmethod
@@ -162,6 +188,15 @@ class Layout(ABC):
     @abstractmethod
     def evaluator(self, model: PolynomialModel, plan: Plan, backend: Backend, kernel: KernelName) -> Evaluator:
         """The model prepared for requests of this plan."""
+
+    def same_evaluator(
+        self, model: PolynomialModel, plan: Plan, backend: Backend, kernel: KernelName, rounding: bytes
+    ) -> Evaluator:
+        """`evaluator`, with random roundings that follow from a secret seed.
+
+        Workers with the same seed can answer what another one prepared.
+        """
+        return self.evaluator(model, plan, backend, kernel)
 
     # What is the same for all.
 

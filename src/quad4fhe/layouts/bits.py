@@ -18,7 +18,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack(values: Words, bits: int) -> bytes:
-    """The `bits` lowest bits of each value, the first value in the lowest bits; at most 63 bits."""
+    """Values below 2^bits without gaps, the first value in the lowest bits; at most 63 bits."""
     flat = np.ascontiguousarray(values, dtype=np.uint64).reshape(-1)
     compiled = kernels()
     words: Words = _pack(flat, bits) if compiled is None else compiled.pack(flat, bits)

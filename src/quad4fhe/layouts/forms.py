@@ -21,11 +21,19 @@ _LOOK = 16  # residues
 
 
 class Kind(IntEnum):
-    """What a message holds. There is no kind for a secret key, so none can be sent."""
+    """What a message holds. There is no kind for a secret key, so none can be sent.
+
+    The last four are for questions that are prepared ahead: a seed and the second halves that follow from it; then a
+    request whose seed the server knows, and the answers without their second halves.
+    """
 
     request = 1
     reply = 2
     keys = 3
+    seed = 4
+    halves = 5
+    prepared = 6
+    answers = 7
 
 
 @dataclass(frozen=True)

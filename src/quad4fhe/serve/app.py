@@ -10,10 +10,12 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +27,7 @@ from starlette.routing import Route
 
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import backends, container
+from quad4fhe.he.ahead import PER_OWNER, PreparedReplies, SpentError, TakenError
 from quad4fhe.he.container import Kind
 from quad4fhe.he.key_cache import KeyCache
 from quad4fhe.layouts import layout_of
@@ -38,9 +41,9 @@ from quad4fhe.serve.page import FromDisk, check_features
 from quad4fhe.serve.page import routes as page_routes
 from quad4fhe.serve.pool import DeadlineError, ServerPool
 from quad4fhe.serve.quota import Quota
-from quad4fhe.serve.receive import OCTETS, UNKNOWN_PLAN, announced
+from quad4fhe.serve.receive import OCTETS, UNKNOWN_PLAN, Upload, announced
 from quad4fhe.serve.spool import Spool, taken
-from quad4fhe.serve.worker import ModelFiles, Setup, Task
+from quad4fhe.serve.worker import ModelFiles, Setup, Task, TaskResult
 from quad4fhe.workers.base import WorkerLostError
 from quad4fhe.workers.pool import Workers
 
@@ -55,7 +58,8 @@ class Limits:
 
     The number of requests in progress (`workers`) and waiting (`queue`), the seconds for each, the number of clients
     whose keys are kept, the bytes of memory of each worker (None for what the plans can need, 0 for no limit), the
-    number of open connections in total and per address, and the answers a day for each token (None for no limit).
+    number of open connections in total and per address, the answers a day for each token (None for no limit), and the
+    number of prepared replies for each token or address (0: the server prepares none).
     """
 
     workers: int = 2
@@ -66,11 +70,12 @@ class Limits:
     connections: int = 512
     per_address: int = 64
     questions_per_day: int | None = None
+    prepared: int = PER_OWNER
 
     def __post_init__(self) -> None:
         # With one worker and no queue, a single upload would block everyone else.
         least = min(self.workers, self.queue, self.keys, self.connections, self.per_address)
-        if least < 1 or not 0 < self.deadline < math.inf:
+        if least < 1 or self.prepared < 0 or not 0 < self.deadline < math.inf:
             raise InputError(
                 f"limits out of range: {self}; wanted one or more workers, places in the queue, keys and connections, "
                 "and a positive deadline"
@@ -120,6 +125,7 @@ class Service:
         self.spool: Spool
         self.pool: ServerPool
         self.keys: KeyCache[Path] = KeyCache(limits.keys, _remove)
+        self._ahead = PreparedReplies(limits.prepared)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -131,6 +137,7 @@ class Service:
             Route("/models/{model_id}/plan", self._plan, methods=["GET"]),
             Route("/models/{model_id}/features", self._features, methods=["GET"]),
             Route("/models/{model_id}/evaluate", self._evaluate, methods=["POST"]),
+            Route("/models/{model_id}/prepare", self._prepare, methods=["POST"]),
             Route("/models/{model_id}/keys/{key_id}", self._keys, methods=["GET", "PUT"]),
         ]
         if self._page:
@@ -166,7 +173,8 @@ class Service:
             file = self.spool.folder / f"{one.model_id}.safetensors"
             file.write_bytes(one.fit.to_bytes())  # a copy: the file the user gave may change while we serve
             models.append(ModelFiles(str(file), [plan.to_dict() for plan in one.plans]))
-        self.pool = ServerPool(Setup(models, self.limits.memory, self._backend), launcher)
+        rounding = secrets.token_bytes(32)  # the same for all workers: one may answer what another prepared
+        self.pool = ServerPool(Setup(models, self.limits.memory, self._backend, rounding), launcher)
         stack.push_async_callback(self.pool.close)
         await self.pool.start()
         log.info("ready; models: %d, workers: %d", len(models), launcher.workers)
@@ -199,33 +207,96 @@ class Service:
         return Response(part.graph, media_type="application/octet-stream")
 
     async def _evaluate(self, request: Request) -> Response:
-        upload = await announced(request, self._hosted(request), Kind.request)
-        plan, key_id = upload.plan, upload.identity.key
-        needed = layout_of(plan).has_keys(plan)
-        keys = self.keys.get(plan.sha256, key_id) if needed else None
-        if needed and keys is None:
-            raise HTTPException(404, "no evaluation keys of this name: PUT them, then ask again", KEYLESS)
+        upload = await announced(request, self._hosted(request), Kind.request, Kind.prepared)
+        owner, fresh = request.state.owner, upload.kind is Kind.request
+        keys = self._keys_for(upload) if fresh else None
         async with self._place(request) as (place, deadline):
-            wait = self._quota.take(request.state.owner, plan.per_request)
-            if wait is not None:
-                why = f"this token may ask {self.limits.questions_per_day} questions a day; come back tomorrow (UTC)"
-                raise HTTPException(429, why, {"Retry-After": str(wait)})
-            start_by = self._start_by(deadline, plan, evaluates=True)
-            with self.spool.slot() as source:
-                await upload.spool(source, place, start_by)
-                self.metrics.bytes_in.inc(upload.length)
-                reply = self.spool.new()
-                try:
-                    reply.touch(0o600)
-                    keys_file = None if keys is None else str(keys)
-                    task = Task(plan.sha256.hex(), keys_file, key_id.hex(), str(source), str(reply))
-                    await self._checked(source, self._run(task, place, deadline, start_by))
-                    file = taken(reply)
-                    size = os.fstat(file.fileno()).st_size  # of the open file: a shared folder may report an old size
-                    self.metrics.bytes_out.inc(size)
-                    return StreamingResponse(_blocks(file), media_type=OCTETS, headers={"content-length": str(size)})
-                finally:
-                    reply.unlink(missing_ok=True)
+            with contextlib.ExitStack() as unanswered:
+                count = partial(self._count, owner, upload.plan.per_request, unanswered)
+                if fresh:
+                    count()
+                kept = partial(self._take, owner, upload.identity, count)
+                response, _ = await self._reply(upload, keys, place, deadline, None if fresh else kept)
+                unanswered.pop_all()
+                return response
+
+    async def _prepare(self, request: Request) -> Response:
+        if not self.limits.prepared:
+            raise HTTPException(404, "this server prepares no replies; send whole requests")
+        upload = await announced(request, self._hosted(request), Kind.seed)
+        keys = self._keys_for(upload)
+        async with self._place(request) as (place, deadline):
+            try:
+                with self._ahead.making(request.state.owner, upload.identity) as keep:
+                    response, result = await self._reply(upload, keys, place, deadline)
+                    if result.kept is None:
+                        raise HTTPException(503, "a worker prepared nothing; try again", {"Retry-After": "1"})
+                    keep(result.kept)
+                    return response
+            except TakenError as error:
+                raise HTTPException(409, str(error)) from None
+
+    def _keys_for(self, upload: Upload) -> Path | None:
+        """The file of the sender's evaluation keys, None if the layout has none."""
+        plan = upload.plan
+        if not layout_of(plan).has_keys(plan):
+            return None
+        keys = self.keys.get(plan.sha256, upload.identity.key)
+        if keys is None:
+            raise HTTPException(404, "no evaluation keys of this name: PUT them, then ask again", KEYLESS)
+        return keys
+
+    def _count(self, owner: Hashable, questions: int, unanswered: contextlib.ExitStack) -> None:
+        """Count questions, unless they stay unanswered; reject them if the sender may ask no more."""
+        wait = self._quota.take(owner, questions)
+        if wait is not None:
+            why = f"this token may ask {self.limits.questions_per_day} questions a day; come back tomorrow (UTC)"
+            raise HTTPException(429, why, {"Retry-After": str(wait)})
+        unanswered.callback(self._quota.give_back, owner, questions)
+
+    def _take(self, owner: Hashable, identity: container.Identity, count: Callable[[], None]) -> bytes:
+        """Take out what was prepared for a request; nothing awaits here, so of several requests one gets it."""
+        if self._ahead.has(owner, identity):
+            count()
+        try:
+            return self._ahead.take(owner, identity)
+        except SpentError as error:
+            raise HTTPException(410, str(error)) from None
+
+    async def _reply(
+        self,
+        upload: Upload,
+        keys: Path | None,
+        place: Place,
+        deadline: float,
+        take: Callable[[], bytes] | None = None,
+    ) -> tuple[Response, TaskResult]:
+        """Have a worker reply to a body; `take` returns what was prepared for it, and is called once it is here."""
+        plan = upload.plan
+        start_by = self._start_by(deadline, plan, evaluates=True)
+        with self.spool.slot() as source:
+            await upload.spool(source, place, start_by)
+            self.metrics.bytes_in.inc(upload.length)
+            reply = self.spool.new()
+            try:
+                reply.touch(0o600)
+                task = Task(
+                    plan.sha256.hex(),
+                    None if keys is None else str(keys),
+                    upload.identity.key.hex(),
+                    str(source),
+                    str(reply),
+                    upload.kind,
+                    None if take is None else take(),
+                )
+                result = await self._checked(source, self._run(task, place, deadline, start_by))
+                file = taken(reply)
+                size = os.fstat(file.fileno()).st_size  # of the open file: a shared folder may report an old size
+                self.metrics.bytes_out.inc(size)
+                headers = {"content-length": str(size)}
+                return StreamingResponse(_blocks(file), media_type=OCTETS, headers=headers), result
+            finally:
+                reply.unlink(missing_ok=True)
 
     async def _keys(self, request: Request) -> Response:
         hosted = self._hosted(request)
@@ -298,17 +369,18 @@ class Service:
         wait = max(1, math.ceil(self.metrics.usual_seconds))  # includes the time in the queue
         return HTTPException(429, why, {"Retry-After": str(wait)})
 
-    async def _checked(self, body: Path, evaluating: Coroutine[Any, Any, None]) -> None:
+    async def _checked(self, body: Path, evaluating: Coroutine[Any, Any, TaskResult]) -> TaskResult:
         """Check the SHA-256 of a body here while a worker evaluates it; no reply leaves before both are done."""
         damage = asyncio.create_task(asyncio.to_thread(_damage, body))
         try:
-            await evaluating
+            result = await evaluating
         finally:
             await asyncio.wait([damage])  # afterwards another request may reuse the file
         if (said := damage.result()) is not None:
             raise HTTPException(400, said)
+        return result
 
-    async def _run(self, task: Task, place: Place, deadline: float, start_by: float) -> None:
+    async def _run(self, task: Task, place: Place, deadline: float, start_by: float) -> TaskResult:
         try:
             with self.metrics.task():
                 result = await self.pool.run(task, place, deadline, start_by)
@@ -319,7 +391,10 @@ class Service:
         if result.full:
             raise HTTPException(503, result.error, {"Retry-After": "10"})
         if result.error is not None:
-            raise HTTPException(404, result.error, KEYLESS) if result.keyless else HTTPException(400, result.error)
+            if result.keyless:
+                raise HTTPException(404, result.error, KEYLESS)
+            raise HTTPException(410 if result.spent else 400, result.error)
+        return result
 
 
 def _damage(body: Path) -> str | None:

@@ -7,13 +7,9 @@ decrypts. If the server chose the input box, the client sends the same requests 
 
 from __future__ import annotations
 
-import io
 import tempfile
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from shlex import quote
@@ -31,22 +27,21 @@ from quad4fhe.he import container
 from quad4fhe.he.canaries import Known, Mixture
 from quad4fhe.he.container import Kind
 from quad4fhe.he.keys import StoredKey, free_name
-from quad4fhe.he.prepared import Prepared
-from quad4fhe.he.session import Client, ReplyError
+from quad4fhe.he.prepared import PreparedStore
+from quad4fhe.he.session import Client
 from quad4fhe.io.files import one_line
-from quad4fhe.layouts import layout_of
 from quad4fhe.mlp import decide
 from quad4fhe.planning.box import check_inside, moved
 from quad4fhe.planning.plan import Plan
 from quad4fhe.proof.drift import Drift
 from quad4fhe.serve.directory import find, is_id, read_list
+from quad4fhe.serve.exchange import IN_MEMORY, REPLIES, Exchange, MadeAhead, Preparation, spooled
 from quad4fhe.serve.http import HttpClient, KeylessError, ServiceError, TakenError, UnknownPlanError
 from quad4fhe.serve.unfit import unknown_plan
 
 __all__ = ["Answers", "Remote", "ServiceError"]
 
 _PLAN_BYTES = 2**24
-_IN_MEMORY = 2**26  # bytes of a request, and of all replies, that are not written to a temporary file
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +51,7 @@ class Answers:
     `clipped` counts the samples that were moved to the edge of the box, `canaries` the canaries in each request.
     `reliable` (n,) marks the decisions with the margin that the plan calls reliable; None if the plan has no such
     margin. `drift` tells whether the queries so far differ from the hold-out rows of the plan's promise; None if the
-    plan has none.
+    plan has none. `prepared` tells what was made ahead for later queries; None if nothing was asked for.
     """
 
     decisions: IntArray
@@ -70,6 +65,7 @@ class Answers:
     seconds: float
     reliable: BoolArray | None = None
     drift: Drift | None = None
+    prepared: MadeAhead | None = None
 
 
 class Remote:
@@ -103,7 +99,7 @@ class Remote:
     features
         The model's feature part, if it has one; by default it is fetched from the server. The plan names its hash.
     prepared
-        What `Client.prepare` made ahead with this key.
+        Where `prepare` stores what it makes ahead with this key, and where queries take it from.
     """
 
     def __init__(
@@ -118,7 +114,7 @@ class Remote:
         verify: Any = True,
         patience: float = 120.0,
         features: FeaturePart | None = None,
-        prepared: Prepared | None = None,
+        prepared: PreparedStore | None = None,
     ) -> None:
         self._prepared = prepared
         self._url = url
@@ -152,6 +148,7 @@ class Remote:
         known: Known | None = None,
         canaries: int = 0,
         concurrency: int = 2,
+        prepare: int = 0,
         progress: Progress = silent,
     ) -> Answers:
         """Encrypt X (n, d), let the server evaluate it, and decrypt the replies.
@@ -173,11 +170,14 @@ class Remote:
             The number of known samples that every request carries at secret places; a wrong reply to one is an error.
         concurrency
             Requests in flight at once.
+        prepare
+            After the requests, make ahead what so many later ones need; see `prepare`.
         progress
             Progress callback.
         """
         if concurrency < 1:
             raise InputError(f"concurrency is {concurrency}, wanted 1 or more")
+        store = self._store() if prepare else None
         started = time.monotonic()
         plan = self.plan
         clip = clip or plan.clip
@@ -188,12 +188,18 @@ class Remote:
         inside = np.clip(checked, *plan.domain.box)
         mixture = self._mixture(inside, known, canaries)
         client = Client(plan, self._key, self._prepared)
-        with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as kept:
+        with (
+            tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as kept,
+            tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as halves,
+        ):
             total = -(-len(inside) // plan.per_request) if mixture is None else mixture.requests
             blocks = _blocks(inside, plan.per_request) if mixture is None else mixture.blocks()
-            exchange = _Exchange(client, self._evaluate, partial(self._give_keys, client), kept)
+            give_keys = partial(self._give_keys, client)
+            exchange = Exchange(client, self._evaluate, give_keys, kept)
+            ahead = Preparation(client, self._evaluate, give_keys, halves)
             try:
                 exchange.run(blocks, concurrency, lambda done: progress("encrypted inference", done, total))
+                ahead.run(prepare)  # now: afterwards, its time would depend on the replies
             except UnknownPlanError:
                 raise unknown_plan(self._http, self._url, plan, self._key) from None
             # From here on, the server can see neither results nor timing.
@@ -201,6 +207,7 @@ class Remote:
             if not (self.pinned or clip):
                 _check_late(checked, plan, self._url)
             logits = exchange.decrypt(progress)
+            made = None if store is None else ahead.store(store)
         if mixture is not None:
             logits = mixture.read(logits)
         if self.drift is not None:
@@ -217,7 +224,28 @@ class Remote:
             seconds=time.monotonic() - started,
             reliable=plan.is_reliable(logits),
             drift=None if self.drift is None else self.drift.drift,
+            prepared=made,
         )
+
+    def prepare(self, count: int) -> MadeAhead:
+        """Make ahead what `count` later requests with this key need, into the store given as `prepared`.
+
+        The server prepares its part of the replies, if it offers that: then such a request takes a fraction of a
+        millisecond on both sides, and its reply has a few bytes. Only for layouts that have such parts.
+        """
+        store, client = self._store(), Client(self.plan, self._key)
+        with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as halves:
+            ahead = Preparation(client, self._evaluate, partial(self._give_keys, client), halves)
+            ahead.run(count)
+            self._http.reconnect()
+            return ahead.store(store)
+
+    def _store(self) -> PreparedStore:
+        if self._prepared is None or self._key is None:
+            raise InputError("what is prepared is for later queries with the same key: give `key` and `prepared`")
+        if container.find_form(self.plan, Kind.seed) is None:
+            raise InputError(f"layout {self.plan.layout} has nothing to prepare; leave --prepare out")
+        return self._prepared
 
     def _mixture(self, inside: Array, known: Known | None, canaries: int) -> Mixture | None:
         if (known is None) != (canaries == 0):
@@ -264,9 +292,10 @@ class Remote:
     def _get(self, path: str) -> bytes:
         return self._http.ask("GET", path, None, 0, _PLAN_BYTES)
 
-    def _evaluate(self, body: IO[bytes], size: int) -> bytes:
-        exact = container.size(self.plan, Kind.reply)
-        return self._http.ask("POST", f"/models/{self.plan.model_id}/evaluate", body, size, exact)
+    def _evaluate(self, kind: Kind, body: IO[bytes], size: int) -> bytes:
+        exact = container.size(self.plan, REPLIES[kind])
+        route = "prepare" if kind is Kind.seed else "evaluate"
+        return self._http.ask("POST", f"/models/{self.plan.model_id}/{route}", body, size, exact)
 
     def _give_keys(self, client: Client) -> int:
         """Upload evaluation keys unless the server has them; returns the bytes sent."""
@@ -278,7 +307,7 @@ class Remote:
             keys = client.evaluation_keys()
         if keys is None:
             raise ServiceError(f"the server asks for evaluation keys, which layout {self.plan.layout} does not have")
-        body, size = _spooled(container.write_keys(self.plan, client.key_id, keys))
+        body, size = spooled(container.write_keys(self.plan, client.key_id, keys))
         with body:
             try:
                 self._http.ask("PUT", path, body, size, 0)
@@ -318,116 +347,3 @@ def _check_late(X: Array, plan: Plan, url: str) -> None:
 
 def _blocks(X: Array, size: int) -> Iterator[Array]:
     return (X[start : start + size] for start in range(0, len(X), size))
-
-
-class _Exchange:
-    """The messages of one call: `run` sends all requests and keeps the replies, `decrypt` checks and decrypts them.
-
-    No reply is read before everything is sent, so no reply can change the content or the time of a message. `evaluate`
-    sends a request and returns the reply's bytes, `give_keys` uploads the evaluation keys and returns their size, and
-    the file `kept` stores the replies.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        evaluate: Callable[[IO[bytes], int], bytes],
-        give_keys: Callable[[], int],
-        kept: IO[bytes],
-    ) -> None:
-        self._client, self._evaluate, self._give_keys, self._kept = client, evaluate, give_keys, kept
-        self._nonces: list[bytes] = []
-        self._lengths: list[int] = []
-        self.upload_bytes = 0
-        self.key_bytes = 0
-
-    @property
-    def download_bytes(self) -> int:
-        """The bytes of all replies."""
-        return sum(self._lengths)
-
-    def run(self, blocks: Iterable[Array], concurrency: int, progress: Callable[[int], None]) -> None:
-        """Send one request per block and store every reply unread; only HTTP errors stop it early."""
-        plan = self._client.plan
-        waiting: deque[_Message] = deque()
-        try:
-            for block in blocks:
-                (request,) = self._client.stream(block)
-                if not self._nonces and layout_of(plan).has_keys(plan):
-                    self.key_bytes += self._give_keys()
-                self._nonces.append(request.identity.nonce)
-                body, size = _spooled(container.write_request(plan, request))
-                waiting.append(_Message(body, size, _in_background(partial(self._evaluate, body, size))))
-                if len(waiting) >= concurrency:
-                    self._finish(waiting.popleft(), progress)
-            while waiting:
-                self._finish(waiting.popleft(), progress)
-        finally:
-            for message in waiting:  # only after an error: the messages in flight can't send the rest
-                message.body.close()
-
-    def decrypt(self, progress: Progress) -> Array:
-        """Return the logits of all replies, in the order of the blocks; raises ReplyError if one can't be used."""
-        rows = [np.empty((0, self._client.plan.shape.outputs))]
-        self._kept.seek(0)
-        for nonce, length in zip(self._nonces, self._lengths, strict=True):
-            try:
-                reply = container.read_reply(self._client.plan, io.BytesIO(self._kept.read(length)))
-            except InputError as error:
-                raise ReplyError(f"the server's reply can't be used: {error}") from None
-            if reply.identity.nonce != nonce:
-                raise ReplyError("the server's reply answers another request")
-            rows.append(self._client.decrypt(reply))
-            progress("decrypt", len(rows) - 1, len(self._nonces))
-        return np.concatenate(rows)
-
-    def _finish(self, message: _Message, progress: Callable[[int], None]) -> None:
-        try:
-            data = message.answer.result()
-        except KeylessError:  # the server was restarted, or evicted the keys
-            self.key_bytes += self._give_keys()
-            data = self._evaluate(message.body, message.size)
-        finally:
-            message.body.close()
-        try:
-            self._kept.write(data)
-        except OSError as error:
-            raise InputError(f"no room for the encrypted replies: {error.strerror or error}; free some") from None
-        self.upload_bytes += message.size
-        self._lengths.append(len(data))
-        progress(len(self._lengths))
-
-
-def _spooled(parts: Iterable[bytes]) -> tuple[IO[bytes], int]:
-    """Write a container to a temporary file, on disk if it is large, so it can be sent again."""
-    file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - closed once it is answered
-    try:
-        return file, sum(file.write(part) for part in parts)
-    except BaseException as error:
-        file.close()
-        if not isinstance(error, OSError):
-            raise
-        raise InputError(f"no room for the encrypted request: {error.strerror or error}; free some") from None
-
-
-@dataclass(frozen=True, eq=False)
-class _Message:
-    """A request in flight."""
-
-    body: IO[bytes]
-    size: int
-    answer: Future[bytes]
-
-
-def _in_background(call: Callable[[], bytes]) -> Future[bytes]:
-    """Make a call in a daemon thread, so an interrupted program exits at once."""
-    future: Future[bytes] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # passed on to the caller of `result`
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future

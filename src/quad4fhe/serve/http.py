@@ -1,8 +1,9 @@
 """The client's HTTP connection: sends a message with retries, a deadline and a limit on the size of the reply.
 
-Every route is idempotent, so the client may send the same bytes again. It does so only for reasons that HTTP shows (no
-connection, a status code), never because of a decrypted reply. Environment variables are ignored: a proxy or a .netrc
-file could expose the token, and SSLKEYLOGFILE would store the keys of the connection.
+Every route is idempotent, or says that it got the same bytes before, so the client may send them again. It does so
+only for reasons that HTTP shows (no connection, a status code), never because of a decrypted reply. Environment
+variables are ignored: a proxy or a .netrc file could expose the token, and SSLKEYLOGFILE would store the keys of the
+connection.
 
 The deadline covers a whole message: headers and body, sent and received. httpx has timeouts only for single reads and
 writes, so a server that sends a byte now and then could hold a client forever. Threads share connections, so each
@@ -54,7 +55,15 @@ class KeylessError(ServiceError):
 
 
 class TakenError(ServiceError):
-    """The server has keys of this name already."""
+    """The server has keys of this name, or got this seed, already."""
+
+
+class GoneError(ServiceError):
+    """The server has nothing prepared for this request."""
+
+
+class MissingError(ServiceError):
+    """The server has no such route."""
 
 
 class UnknownPlanError(ServiceError):
@@ -163,8 +172,8 @@ class HttpClient:
             raise ServiceError(f"the server {problem} --token-file FILE")
         if status == 404 and "quad4fhe-keys" in response.headers:
             raise KeylessError(said)
-        if status == 409:
-            raise TakenError(said)
+        if status in (409, 410):
+            raise (TakenError if status == 409 else GoneError)(said)
         refused = f"the server refused {method} {path.partition('?')[0]} ({status}): {said}"
         if response.headers.get("quad4fhe-plan") == "unknown":
             raise UnknownPlanError(refused)
@@ -172,7 +181,7 @@ class HttpClient:
         if status == 404 and base.path.strip("/") and not self._answered_well:
             root = str(base.copy_with(path="/")).rstrip("/")
             raise ServiceError(f"nothing of a quad4fhe server is at {base} (404); try {root}")
-        raise ServiceError(refused)
+        raise (MissingError if status == 404 else ServiceError)(refused)
 
     def _check_scheme(self, error: httpx.TransportError) -> None:
         """Raise the error that helps if the address names the wrong protocol, or the certificate is not trusted."""

@@ -145,7 +145,7 @@ def _error(status: int, message: str, headers: dict[str, str]) -> Response:
 
 def _route(path: str) -> str:
     parts = path.split("/")
-    if len(parts) in (4, 5) and parts[1] == "models" and parts[3] in ("plan", "evaluate", "keys"):
+    if len(parts) in (4, 5) and parts[1] == "models" and parts[3] in ("plan", "evaluate", "prepare", "keys"):
         return f"/models/{{id}}/{parts[3]}"
     if path == "/page" or path.startswith("/page/"):
         return "/page"

@@ -10,7 +10,7 @@ from typing import Any
 
 from quad4fhe.errors import InputError
 from quad4fhe.fitting.result import Fit
-from quad4fhe.he.container import Kind, size
+from quad4fhe.he.container import Kind, find_form, size
 from quad4fhe.layouts import layout_of
 from quad4fhe.planning.plan import Plan, require_model
 
@@ -49,7 +49,7 @@ class HostedModel:
 
     def largest(self, kind: Kind) -> int:
         """The most bytes a container of this kind may have; 0 if no plan has such a kind."""
-        fitting = [p for p in self.plans if layout_of(p).form(p, kind) is not None]
+        fitting = [p for p in self.plans if find_form(p, kind) is not None]
         return max((size(plan, kind) for plan in fitting), default=0)
 
     def to_dict(self) -> dict[str, Any]:

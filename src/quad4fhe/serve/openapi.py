@@ -34,7 +34,8 @@ _WORDS = {
     "401": "A token is missing or wrong.",
     "404": "No such model, layout or key.",
     "408": "The upload took too long.",
-    "409": "Keys of this name are here already.",
+    "409": "Keys of this name are here already, or this seed was sent before.",
+    "410": "Nothing is prepared for this request: encrypt the samples again and send a whole request.",
     "411": "No Content-Length.",
     "413": "Longer than the plan prescribes.",
     "415": "Not application/octet-stream, or compressed.",
@@ -74,6 +75,7 @@ def describe_api(tokens: bool) -> dict[str, Any]:
     unwell = {"503": {"description": "No worker is alive.", "content": {"application/json": {"schema": counts}}}}
     text = {"200": {"description": "Prometheus text.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
     reply = {"200": {"description": "A reply container.", "content": _OCTETS}}
+    halves = {"200": {"description": "A container of second halves.", "content": _OCTETS}}
     part = {"200": {"description": "The graph that the plan names by its hash.", "content": _OCTETS}}
     done = {"204": {"description": "The keys are here."}}
     paths: dict[str, Any] = {
@@ -100,9 +102,17 @@ def describe_api(tokens: bool) -> dict[str, Any]:
         "/models/{model_id}/evaluate": {
             "parameters": [model],
             "post": {
-                "summary": "Evaluate an encrypted request",
+                "summary": "Evaluate an encrypted request; one whose seed was prepared gets its answers alone",
                 "requestBody": body,
-                "responses": _responses(reply, *upload),
+                "responses": _responses(reply, *upload, "410"),
+            },
+        },
+        "/models/{model_id}/prepare": {
+            "parameters": [model],
+            "post": {
+                "summary": "The second halves of the reply to a later request with this seed (layout lift)",
+                "requestBody": body,
+                "responses": _responses(halves, *upload, "409"),
             },
         },
         "/models/{model_id}/keys/{key_id}": {

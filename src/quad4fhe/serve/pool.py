@@ -26,7 +26,7 @@ from quad4fhe.workers.codec import Answered, Failed, Lost, Outcome
 log = logging.getLogger("quad4fhe.serve")
 _START_SECONDS = 120.0
 _PAUSE = 1.0  # between two attempts to start a worker that does not start
-_RESULT_BYTES = 2**16  # far more than a TaskResult has
+_RESULT_BYTES = 2**22  # far more than a TaskResult has
 _LEAST_SHARE, _LARGEST_SHARE = 0.1, 0.5  # of a request's seconds, reserved for computing
 _USUAL_TIMES = 3.0  # the reserve in units of the usual time of such a task
 _AGAIN = "the worker ended before it answered; send the request again"

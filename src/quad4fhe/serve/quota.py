@@ -29,3 +29,8 @@ class Quota:
             return _DAY - now % _DAY
         self._used[owner] = used
         return None
+
+    def give_back(self, owner: Hashable, count: int) -> None:
+        """Do not count answers that were not given after all."""
+        if owner in self._used:  # not if another day has begun
+            self._used[owner] = max(0, self._used[owner] - count)

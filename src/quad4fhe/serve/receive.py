@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -16,7 +17,6 @@ from starlette.requests import ClientDisconnect, Request
 from quad4fhe.errors import InputError
 from quad4fhe.he import container
 from quad4fhe.he.container import HEADER_BYTES, Kind
-from quad4fhe.layouts import layout_of
 from quad4fhe.planning.plan import Plan
 from quad4fhe.serve.admission import Place
 from quad4fhe.serve.models import HostedModel
@@ -29,13 +29,20 @@ GRACE_SECONDS = 5.0  # before the rate of an upload counts
 LEAST_RATE = 2**15  # bytes per second, after that
 
 
-class Upload:
-    """An announced body: its plan, the identity in its first bytes, and the rest, which has yet to arrive."""
+class Claimed(NamedTuple):
+    """What the first bytes of a body say about it."""
 
-    def __init__(
-        self, plan: Plan, identity: container.Identity, length: int, first: bytes, rest: AsyncIterator[bytes]
-    ) -> None:
-        self.plan, self.identity, self.length = plan, identity, length
+    plan: Plan
+    kind: Kind
+    identity: container.Identity
+
+
+class Upload:
+    """An announced body: its plan, kind and identity from its first bytes, and the rest, which has yet to arrive."""
+
+    def __init__(self, claimed: Claimed, length: int, first: bytes, rest: AsyncIterator[bytes]) -> None:
+        self.plan, self.kind, self.identity = claimed
+        self.length = length
         self._first, self._rest = first, rest
 
     async def spool(self, target: Path, place: Place, deadline: float) -> None:
@@ -63,9 +70,9 @@ class Upload:
             raise HTTPException(400, f"the body has {seen} bytes, wanted {self.length}")
 
 
-async def announced(request: Request, hosted: HostedModel, kind: Kind) -> Upload:
-    """Wait for the first bytes; reject anything but a container of this kind, model and exact length."""
-    length = _length(request, hosted.largest(kind))
+async def announced(request: Request, hosted: HostedModel, *kinds: Kind) -> Upload:
+    """Wait for the first bytes; reject anything but a container of one of these kinds, this model and exact length."""
+    length = _length(request, max(map(hosted.largest, kinds)))
     first, rest = b"", request.stream()
     try:
         async with asyncio.timeout(FIRST_SECONDS):
@@ -75,13 +82,13 @@ async def announced(request: Request, hosted: HostedModel, kind: Kind) -> Upload
         raise HTTPException(408, f"the body did not begin within {FIRST_SECONDS:g} seconds") from None
     except ClientDisconnect:
         raise HTTPException(400, "the upload is not complete") from None
-    plan, identity = _claimed(first, hosted, kind)
-    wanted = container.size(plan, kind)
+    claimed = _claimed(first, hosted, kinds)
+    wanted = container.size(claimed.plan, claimed.kind)
     if length > wanted:
         raise HTTPException(413, f"the body is longer than the {wanted} bytes this plan prescribes")
     if length < wanted:
         raise HTTPException(400, f"the body has {length} bytes, wanted {wanted}")
-    return Upload(plan, identity, length, first, rest)
+    return Upload(claimed, length, first, rest)
 
 
 def _length(request: Request, largest: int) -> int:
@@ -99,7 +106,7 @@ def _length(request: Request, largest: int) -> int:
     return int(length[:20])
 
 
-def _claimed(head: bytes, hosted: HostedModel, kind: Kind) -> tuple[Plan, container.Identity]:
+def _claimed(head: bytes, hosted: HostedModel, kinds: tuple[Kind, ...]) -> Claimed:
     try:
         found, identity = container.peek(head)
     except InputError as error:
@@ -108,6 +115,6 @@ def _claimed(head: bytes, hosted: HostedModel, kind: Kind) -> tuple[Plan, contai
     if plan is None or identity.model != hosted.model_id:
         why = "the container was made for another plan or model; fetch the plan and encrypt again"
         raise HTTPException(400, why, UNKNOWN_PLAN)
-    if found is not kind or (kind is Kind.keys and not layout_of(plan).has_keys(plan)):
-        raise HTTPException(400, f"the container holds {found.name}, wanted {kind.name}")
-    return plan, identity
+    if found not in kinds or container.find_form(plan, found) is None:
+        raise HTTPException(400, f"the container holds {found.name}, wanted {kinds[0].name}")
+    return Claimed(plan, found, identity)

@@ -21,6 +21,8 @@ import msgspec
 from quad4fhe.errors import InputError
 from quad4fhe.fitting.result import Fit
 from quad4fhe.he import backends, container
+from quad4fhe.he.ahead import SpentError
+from quad4fhe.he.container import Kind
 from quad4fhe.he.session import Server, key_cache
 from quad4fhe.layouts import layout_of
 from quad4fhe.planning.plan import Plan
@@ -41,33 +43,40 @@ class ModelFiles(msgspec.Struct, frozen=True):
 class Setup(msgspec.Struct, frozen=True):
     """What a worker needs: its models, its `memory` limit in bytes, and the name of its backend.
 
-    A limit of None is what its plans can need, and 0 is no limit.
+    A limit of None is what its plans can need, and 0 is no limit. With the same `rounding`, workers round weights
+    alike, so one can answer what another prepared.
     """
 
     models: list[ModelFiles]
     memory: int | None = None
     backend: str = backends.DEFAULT
+    rounding: bytes | None = None
 
 
 class Task(msgspec.Struct, frozen=True):
-    """Check uploaded keys (no request), or answer a request."""
+    """Check uploaded keys (no request), or answer a request of this `kind`; `kept` is what was prepared for it."""
 
     plan: str
     keys: str | None = None
     key_id: str = ""
     request: str | None = None
     reply: str | None = None
+    kind: int = Kind.request
+    kept: bytes | None = None
 
 
 class TaskResult(msgspec.Struct, frozen=True):
     """The result of a task; `error` is one line for the client.
 
-    `keyless` if the client's keys were evicted in the meantime, `full` if memory or disk space ran out.
+    `keyless` if the client's keys were evicted in the meantime, `full` if memory or disk space ran out, `spent` if
+    nothing was prepared for the request. `kept` is what the answer to a seed's request will need.
     """
 
     error: str | None = None
     keyless: bool = False
     full: bool = False
+    spent: bool = False
+    kept: bytes | None = None
 
 
 def set_up(setup: Setup) -> Callable[[Task], bytes]:
@@ -93,7 +102,8 @@ class Worker:
         for model, own in zip(setup.models, plans, strict=True):
             fit = Fit.load(model.fit)
             for plan in own:
-                self._servers[plan.sha256.hex()] = server = Server(fit, plan, keys=self._keys, backend=setup.backend)
+                options: dict[str, Any] = {"backend": setup.backend, "rounding": setup.rounding}
+                self._servers[plan.sha256.hex()] = server = Server(fit, plan, keys=self._keys, **options)
                 server.warm_up()
         needed = sum(layout_of(plan).memory(plan, KEYS_AT_ONCE) for plan in every)
         limit_memory(setup.memory, needed)
@@ -132,7 +142,9 @@ class Worker:
                 except FileNotFoundError:
                     return TaskResult(error="the evaluation keys were evicted; upload them again", keyless=True)
             if task.request is not None and task.reply is not None:
-                _evaluate(server, task.request, task.reply)
+                return TaskResult(kept=_evaluate(server, task, task.request, task.reply))
+        except SpentError as error:
+            return TaskResult(error=str(error), spent=True)
         except InputError as error:
             return TaskResult(error=" ".join(str(error).split()))
         except MemoryError:
@@ -145,13 +157,21 @@ class Worker:
         return TaskResult()
 
 
-def _evaluate(server: Server, request: str, reply: str) -> None:
-    with Path(request).open("rb") as file:
+def _evaluate(server: Server, task: Task, source: str, reply: str) -> bytes | None:
+    """Write the reply to a request; returns what the answer to a seed's request will need, None for other requests."""
+    with Path(source).open("rb") as file:
         view = container.View(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
-    answer = server.evaluate(container.read_request(server.plan, view, hashed=True))
+    request, kept = container.read_request(server.plan, view, Kind(task.kind), hashed=True), None
+    if request.kind is Kind.seed:
+        answer, kept = server.prepare_reply(request)
+    elif task.kept is not None:
+        answer = server.answer(request, task.kept)
+    else:
+        answer = server.evaluate(request)
     with Path(reply).open("r+b") as out:  # the server made the file, so a late worker leaves nothing behind
         for part in container.write_reply(server.plan, answer):
             out.write(part)
+    return kept
 
 
 def limit_memory(limit: int | None, needed: int) -> int | None:

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe.layouts.lift.arithmetic import subtract
 from quad4fhe.planning.chains import Chain
-
-if TYPE_CHECKING:
-    from quad4fhe.layouts.lift.zeros import Zeros
 
 Words = NDArray[np.uint64]
 LEAST_FACTOR = 8  # log2 of the smallest factor: with 1 allowed, the smallest of some repeats would be the score itself
@@ -32,24 +28,33 @@ def draw_factor() -> int:
     return min(math.floor(math.exp2(LEAST_FACTOR + SPREAD * share)), (1 << LARGEST_FACTOR) - 1)
 
 
-def blinded(first: Words, second: Words, zeros: Zeros, offset: int, flood: int, chain: Chain) -> tuple[Words, Words]:
-    """The two answers (1, 2, primes) and masks (2, primes, N) of a reply that tells a decision.
+def blinded_masks(second: Words, zeros: Words, factor: int, chain: Chain) -> Words:
+    """The masks (2, primes, N) of a reply that tells a decision, for a fresh factor r.
 
-    `first` and `second` hold the score y, re-randomised and flooded, in row 0. The reply is offset + v with
-    v = r y + h, h even below r, and offset - v, re-randomised again; the client checks their sum. `zeros` are the
-    encryptions of zero of the reply; nothing else that is sent contains row 1 of them.
+    Row 0 of `second` is the mask of the score y, re-randomised; row 1 of `zeros` is another encryption of zero, which
+    nothing else that is sent contains.
     """
-    factor = draw_factor()
+    out = np.empty_like(second)
+    for p, q in enumerate(chain.primes):
+        out[0, p] = _times(second[0, p], factor, q)
+    out[1] = subtract(zeros[1], out[0], chain.primes)
+    return out
+
+
+def blinded_answers(first: Words, zeros: Words, factor: int, offset: int, flood: int, chain: Chain) -> Words:
+    """The answers (1, 2, primes) that belong to `blinded_masks`: offset + v with v = r y + h, and offset - v.
+
+    `first` holds the score y in row 0, re-randomised and flooded, h is uniform below r, and offset - v is re-randomised
+    again by row 1 of `zeros` (1, 2, primes). The client checks the sum of the two.
+    """
     below = secrets.randbelow(factor)
     noise = secrets.randbits(flood + 1) - (1 << flood)
-    out, masks = np.empty_like(first), np.empty_like(second)
+    out = np.empty_like(first)
     for p, q in enumerate(chain.primes):
         score = (int(first[0, 0, p]) * factor + below) % q
         out[0, 0, p] = (offset + score) % q
-        out[0, 1, p] = (offset - score + int(zeros.answers[0, 1, p]) + noise) % q
-        masks[0, p] = _times(second[0, p], factor, q)
-    masks[1] = subtract(zeros.masks[1], masks[0], chain.primes)
-    return out, masks
+        out[0, 1, p] = (offset - score + int(zeros[0, 1, p]) + noise) % q
+    return out
 
 
 def _times(values: Words, factor: int, q: int) -> Words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -12,7 +13,7 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError
-from quad4fhe.layouts.backend import Backend, Key
+from quad4fhe.layouts.backend import Backend, Context, Key
 from quad4fhe.layouts.base import Evaluator, Layout, question_of, read_settings
 from quad4fhe.layouts.flooding import LEAST_SECURITY, flood_security, zero_noise
 from quad4fhe.layouts.forms import Form, Kind, Part, Words
@@ -41,7 +42,7 @@ from quad4fhe.layouts.lift.search import (
     why_not_lift,
 )
 from quad4fhe.layouts.lift.zeros import ZeroPool, pool_bytes
-from quad4fhe.layouts.masks import as_bytes, from_bytes
+from quad4fhe.layouts.masks import SEED_BYTES, as_bytes, from_bytes
 from quad4fhe.layouts.residues import KernelName
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.costs import Counts, groups, readable_count
@@ -221,6 +222,17 @@ class LiftLayout(Layout):
             return None if setting.scales.flood is None else _bytes_form(setting.key_bytes)
         return _bytes_form(setting.request_bytes if kind is Kind.request else setting.reply_bytes)
 
+    def prepared_form(self, plan: Plan, kind: Kind) -> Form | None:
+        """Bytes: a seed; packed second halves; a request; packed answers."""
+        setting = setting_of(plan)
+        sizes = {
+            Kind.seed: SEED_BYTES,
+            Kind.halves: setting.halves_bytes,
+            Kind.prepared: setting.request_bytes,
+            Kind.answers: setting.answers_bytes,
+        }
+        return _bytes_form(sizes[kind])
+
     def work_words(self, plan: Plan) -> int:
         """Weights, masks and replies as words."""
         place, primes = setting_of(plan).place, len(plan.chain.primes)
@@ -248,13 +260,15 @@ class LiftLayout(Layout):
 
     def decrypt(self, key: Key, plan: Plan, reply: Sequence[Words]) -> tuple[Array, bool]:
         """Answers, plausible where all lie within the bound and what the client knows beforehand is there."""
-        answers = evaluation.decrypt(setting_of(plan), key.ternary, reply[0].reshape(-1))
-        s, samples = read_settings(plan, Settings), plan.per_request
-        inside = bool((np.abs(answers) <= plan.domain.bound * (1 + 1e-6)).all())
-        answers -= s.offset
-        known = answers[samples:] if s.blanks else answers.sum(axis=1)
-        right = bool((np.abs(known) <= s.tolerance).all())
-        return answers[:samples, : plan.shape.outputs], inside and right
+        return _judged(plan, evaluation.decrypt(setting_of(plan), key.ternary, reply[0].reshape(-1)))
+
+    def products(self, key: Key, plan: Plan, halves: Sequence[Words]) -> bytes:
+        """As many numbers as are read from a reply."""
+        return evaluation.products(setting_of(plan), key.ternary, halves[0].reshape(-1))
+
+    def read_prepared(self, plan: Plan, reply: Sequence[Words], products: bytes) -> tuple[Array, bool]:
+        """The same answers and the same checks as in `decrypt`."""
+        return _judged(plan, evaluation.read(setting_of(plan), reply[0].reshape(-1), products))
 
     def make_keys(self, key: Key, plan: Plan) -> tuple[Words, ...]:
         """A public key, its second half as a seed."""
@@ -262,19 +276,29 @@ class LiftLayout(Layout):
 
     def evaluator(self, model: PolynomialModel, plan: Plan, backend: Backend, kernel: KernelName) -> LiftEvaluator:
         """The map with its weights rounded at random."""
+        return self._evaluator(model, plan, backend, kernel, None)
+
+    def same_evaluator(
+        self, model: PolynomialModel, plan: Plan, backend: Backend, kernel: KernelName, rounding: bytes
+    ) -> LiftEvaluator:
+        """The map with its weights rounded as everywhere else where the seed is known."""
+        rng = evaluation.seeded_rng(hashlib.sha256(rounding + plan.sha256).digest())
+        return self._evaluator(model, plan, backend, kernel, rng)
+
+    def _evaluator(
+        self, model: PolynomialModel, plan: Plan, backend: Backend, kernel: KernelName, rng: np.random.Generator | None
+    ) -> LiftEvaluator:
         weights = weights_of(lift_of(plan), lift_question(question_of(plan, model)).reference)
-        offset, setting = read_settings(plan, Settings).offset, setting_of(plan)
-        return LiftEvaluator(setting, *_checked(weights, offset, setting), backend, kernel)
+        setting, context = setting_of(plan), backend.context(plan.chain)
+        checked, offset = _checked(weights, read_settings(plan, Settings).offset, setting)
+        return LiftEvaluator(LiftServer(setting, checked, context.exact(kernel), offset, rng), context)
 
 
 class LiftEvaluator(Evaluator):
     """The server's side of one plan."""
 
-    def __init__(
-        self, setting: evaluation.Setting, weights: Array, offset: float, backend: Backend, kernel: KernelName
-    ) -> None:
-        self._context = backend.context(setting.chain)
-        self._server = LiftServer(setting, weights, self._context.exact(kernel), offset)
+    def __init__(self, server: LiftServer, context: Context) -> None:
+        self._server, self._context = server, context
 
     def prepare(self, keys: Sequence[Words]) -> ZeroPool:
         """A client's public key, as a source of encryptions of zero."""
@@ -288,6 +312,18 @@ class LiftEvaluator(Evaluator):
         """The reply to a request."""
         (request,) = chunks
         return (_framed(self._server.evaluate(request.reshape(-1), keys)),)
+
+    def prepare_reply(self, chunks: Iterable[Words], keys: Any) -> tuple[tuple[Words, ...], bytes]:
+        """The second halves, and the answers of the encryptions of zero in them."""
+        (seed,) = chunks
+        halves, kept = self._server.prepare(seed.tobytes(), keys)
+        return (_framed(halves),), kept
+
+    def answer(self, chunks: Iterable[Words], kept: bytes) -> tuple[Words, ...] | None:
+        """The answers, which belong to second halves that the client has."""
+        (request,) = chunks
+        found = self._server.answer(request.reshape(-1), kept)
+        return None if found is None else (_framed(found),)
 
     def work_ahead(self, keys: Any) -> bool:
         """Make encryptions of zero for one reply."""
@@ -356,6 +392,16 @@ def _checked(weights: Array, offset: float, setting: evaluation.Setting) -> tupl
     """
     decision = setting.scales.factor is not None
     return with_check(weights, 0.0 if decision else offset, setting.place.rows), offset
+
+
+def _judged(plan: Plan, answers: Array) -> tuple[Array, bool]:
+    """Logits (per_request, K), and whether all answers are within the bound and the known ones are right."""
+    s, samples = read_settings(plan, Settings), plan.per_request
+    inside = bool((np.abs(answers) <= plan.domain.bound * (1 + 1e-6)).all())
+    answers = answers - s.offset
+    known = answers[samples:] if s.blanks else answers.sum(axis=1)
+    right = bool((np.abs(known) <= s.tolerance).all())
+    return answers[:samples, : plan.shape.outputs], inside and right
 
 
 def _bytes_form(count: int) -> Form:
