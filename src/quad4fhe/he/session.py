@@ -66,7 +66,7 @@ class Client:
     """
 
     def __init__(self, plan: Plan, key: StoredKey | None = None, prepared: Prepared | None = None) -> None:
-        self.plan, self._layout = plan, layout_of(plan)
+        self.plan, self._layout, self._shift = plan, layout_of(plan), plan.shift
         self._secret = SecretKey(Context(plan.chain)) if key is None else key.open(plan)
         self._key_id = secrets.token_bytes(16) if key is None else key.key_id
         self._open: dict[bytes, _Open] = {}
@@ -104,7 +104,7 @@ class Client:
         checked = check_inside(X, self.plan)
         plan = self.plan
         for start in range(0, len(checked), plan.per_request):
-            Z = _without_denormals(checked[start : start + plan.per_request] - plan.shift, plan.scales.x)
+            Z = _without_denormals(checked[start : start + plan.per_request] - self._shift, plan.scales.x)
             part = self._prepared.take() if prepared and self._prepared is not None else None
             whole = part is None or part.products is None
             nonce = secrets.token_bytes(16) if part is None or whole else part.name

@@ -254,9 +254,25 @@ def rebase(first: Words, second: Words, mask: Words, secret: Words, q: int, out:
     _rebase(first, second, mask, secret, t.q, t.r0, t.r1, out)
 
 
+@njit(nogil=True, cache=True)
+def _add_whole(a: Any, whole: Any, q: Any, inverse: Any, out: Any) -> None:
+    for i in range(a.size):
+        left = whole[i] - np.int64(np.floor(whole[i] * inverse)) * q  # the quotient is off by one at most
+        left += q if left < 0 else np.int64(0)
+        left += np.int64(a[i])
+        left -= q if left >= q else np.int64(0)
+        left -= q if left >= q else np.int64(0)
+        out[i] = np.uint64(left)
+
+
 def add(a: Words, b: Words, q: int, out: Words) -> None:
     """Sums of residues (n,)."""
     _add(a, b, np.uint64(q), out)
+
+
+def add_whole(a: Words, whole: NDArray[np.int64], q: int, out: Words) -> None:
+    """Sums of residues (n,) with whole numbers below 2^62 in size; q is above 2^16."""
+    _add_whole(a, whole, np.int64(q), 1.0 / q, out)
 
 
 def combine(weights: Words, operands: Words, q: int) -> Words:

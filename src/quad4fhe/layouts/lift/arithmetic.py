@@ -82,6 +82,16 @@ def add(a: Words, b: Words, primes: tuple[int, ...]) -> Words:
     return np.where(total >= modulus, total - modulus, total)
 
 
+def add_whole(a: Words, whole: IntArray, primes: tuple[int, ...]) -> Words:
+    """Sums of residues (primes, n) with whole numbers (n,) below 2^62 in size."""
+    if (kernels := _kernels()) is None:
+        return add(a, residues(whole, primes), primes)
+    out = np.empty(a.shape, dtype=np.uint64)
+    for place, q in enumerate(primes):
+        kernels[1].add_whole(a[place], whole, q, out[place])
+    return out
+
+
 def subtract(a: Words, b: Words, primes: tuple[int, ...]) -> Words:
     """Differences of residues (..., primes, N)."""
     modulus = np.array(primes, dtype=np.uint64)[:, None]

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from quad4fhe._arrays import Array, IntArray
 from quad4fhe.layouts.bits import pack, packed_bytes, unpack
 from quad4fhe.layouts.lift import arithmetic, decisions
-from quad4fhe.layouts.lift.arithmetic import Arithmetic, add, products_at, residues, switched
+from quad4fhe.layouts.lift.arithmetic import Arithmetic, add, add_whole, products_at, residues, switched
 from quad4fhe.layouts.lift.monomials import Lift, Placement
 from quad4fhe.layouts.lift.noise import Scales
 from quad4fhe.layouts.lift.zeros import ZeroPool
-from quad4fhe.layouts.masks import as_bytes, expand, from_bytes, seeded_bytes
+from quad4fhe.layouts.masks import SEED_BYTES, as_bytes, expand, from_bytes, seeded_bytes
 from quad4fhe.planning.chains import Chain
 
 Words = NDArray[np.uint64]
@@ -86,11 +86,13 @@ def seeded_rng(seed: bytes) -> np.random.Generator:
     return np.random.Generator(np.random.SFC64(int.from_bytes(seed, "little")))
 
 
-def prepare(setting: Setting, seeded_zeros: Callable[[int], tuple[bytes, Words]], own: Arithmetic) -> Bytes:
-    """A request without a message: fresh encryptions of zero, whose masks come from a seed."""
-    chain, place = setting.chain, setting.place
-    seed, zeros = seeded_zeros(place.inputs)
-    return as_bytes(seed, place.cut(own.from_ntt(zeros).transpose(1, 0, 2)), chain.primes)
+def prepare(setting: Setting, seeded_zeros: Callable[[int], tuple[bytes, Words]], own: Arithmetic) -> bytes:
+    """A request without a message: fresh encryptions of zero, whose masks come from a seed.
+
+    It stays with the client, so its residues are not packed.
+    """
+    seed, zeros = seeded_zeros(setting.place.inputs)
+    return seed + setting.place.cut(own.from_ntt(zeros).transpose(1, 0, 2)).astype("<u8").tobytes()
 
 
 def encrypt(
@@ -101,34 +103,40 @@ def encrypt(
     Z: Array,
 ) -> Bytes:
     """Encrypt shifted samples Z (n, d): monomials added to fresh encryptions of zero, whose masks come from a seed."""
-    chain, place = setting.chain, setting.place
-    message = _message(setting, lift, Z)
+    place = setting.place
+    whole = _message(setting, lift, Z)
     seed, zeros = seeded_zeros(place.inputs)
-    first = own.from_ntt(zeros).transpose(1, 0, 2)
-    return as_bytes(seed, add(place.cut(first), message, chain.primes), chain.primes)
+    return _added(setting, seed, place.cut(own.from_ntt(zeros).transpose(1, 0, 2)), whole)
 
 
 def encrypt_prepared(setting: Setting, lift: Lift, part: bytes, Z: Array) -> Bytes:
     """The same with encryptions of zero that `prepare` made; each of those is for one request."""
-    primes = setting.chain.primes
-    message = _message(setting, lift, Z)
-    seed, first = from_bytes("the prepared part", np.frombuffer(part, dtype=np.uint8), primes, setting.place.used)
+    words = np.frombuffer(part, dtype="<u8", offset=SEED_BYTES).astype(np.uint64, copy=False)
+    first = words.reshape(len(setting.chain.primes), setting.place.used)
+    return _added(setting, part[:SEED_BYTES], first, _message(setting, lift, Z))
+
+
+def _message(setting: Setting, lift: Lift, Z: Array) -> IntArray:
+    """The monomials of samples Z (n, d) as used coefficients, (used,), whole numbers at the scale 2^grain."""
+    place = setting.place
+    monomials = lift.monomials(Z)
+    if len(Z) < place.samples:
+        empty = np.zeros((place.samples - len(Z), place.size))
+        empty[:, 0] = 1.0  # an empty place holds the sample z = 0
+        monomials = np.concatenate([monomials, empty])
+    whole: IntArray = dithered(np.ldexp(monomials, setting.scales.grain), dither_rng(os.getpid()))
+    return np.ascontiguousarray(place.cut(place.spread(whole)))
+
+
+def _added(setting: Setting, seed: bytes, first: Words, whole: IntArray) -> Bytes:
+    """A request: a message at the scale 2^grain added to encryptions of zero at the scale 2^lift."""
+    primes, scales = setting.chain.primes, setting.scales
+    if scales.lift == scales.grain:
+        return as_bytes(seed, add_whole(first, whole, primes), primes)
+    message, factor = residues(whole, primes), 1 << (scales.lift - scales.grain)
+    for row, q in zip(message, primes, strict=True):
+        row[:] = [int(x) * factor % q for x in row.tolist()]
     return as_bytes(seed, add(first, message, primes), primes)
-
-
-def _message(setting: Setting, lift: Lift, Z: Array) -> Words:
-    """The monomials of samples Z (n, d) as used coefficients, (primes, used)."""
-    chain, place, scales = setting.chain, setting.place, setting.scales
-    monomials = np.zeros((place.samples, place.size))
-    monomials[:, 0] = 1.0  # an empty place holds the sample z = 0
-    monomials[: len(Z)] = lift.monomials(Z)
-    whole = residues(dithered(np.ldexp(monomials, scales.grain), dither_rng(os.getpid())), chain.primes)
-    message = np.stack([place.cut(place.spread(whole[:, p])) for p in range(len(chain.primes))])
-    if scales.lift > scales.grain:
-        factor = 1 << (scales.lift - scales.grain)
-        for row, q in zip(message, chain.primes, strict=True):
-            row[:] = [int(x) * factor % q for x in row.tolist()]
-    return message
 
 
 _KEPT = struct.Struct("<16sI")  # digest of the rounded weights and the seed, factor of a decision (0 for none)

@@ -93,6 +93,19 @@ def setting_of(plan: Plan) -> evaluation.Setting:
 
 
 @lru_cache(maxsize=64)
+def prepared_forms(plan: Plan) -> dict[Kind, Form]:
+    """The messages of prepared questions."""
+    setting = setting_of(plan)
+    sizes = {
+        Kind.seed: SEED_BYTES,
+        Kind.halves: setting.halves_bytes,
+        Kind.prepared: setting.request_bytes,
+        Kind.answers: setting.answers_bytes,
+    }
+    return {kind: _bytes_form(size) for kind, size in sizes.items()}
+
+
+@lru_cache(maxsize=64)
 def lift_of(plan: Plan) -> Lift:
     """The monomials over a plan's box."""
     return lift_of_degree(plan.domain.box, plan.shift, read_settings(plan, Settings).degree)
@@ -224,14 +237,7 @@ class LiftLayout(Layout):
 
     def prepared_form(self, plan: Plan, kind: Kind) -> Form | None:
         """Bytes: a seed; packed second halves; a request; packed answers."""
-        setting = setting_of(plan)
-        sizes = {
-            Kind.seed: SEED_BYTES,
-            Kind.halves: setting.halves_bytes,
-            Kind.prepared: setting.request_bytes,
-            Kind.answers: setting.answers_bytes,
-        }
-        return _bytes_form(sizes[kind])
+        return prepared_forms(plan)[kind]
 
     def work_words(self, plan: Plan) -> int:
         """Weights, masks and replies as words."""
@@ -252,7 +258,7 @@ class LiftLayout(Layout):
 
     def prepare(self, key: Key, plan: Plan) -> bytes:
         """A request of zeros: its masks and noise, without a message."""
-        return evaluation.prepare(setting_of(plan), key.seeded_zeros, key.context.exact("auto")).tobytes()
+        return evaluation.prepare(setting_of(plan), key.seeded_zeros, key.context.exact("auto"))
 
     def encrypt_prepared(self, plan: Plan, Z: Array, part: bytes) -> list[Words]:
         """The message added to a request of zeros."""

@@ -63,7 +63,7 @@ class Lift:
         out = np.empty((len(u), self.size))
         out[:, 0] = 1.0
         out[:, 1 : self.features + 1] = u
-        np.multiply(u[:, i], u[:, j], out=out[:, self.features + 1 :])
+        np.multiply(u.take(i, axis=1), u.take(j, axis=1), out=out[:, self.features + 1 :])
         return out
 
     def norms(self, X: Array) -> Array:
