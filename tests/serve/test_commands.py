@@ -77,9 +77,16 @@ def test_queries_use_what_was_prepared_for_them_once(running, fit, data, tmp_pat
         before = set(parts.glob("*.ready")) if parts.exists() else set()
         code, out, _ = run(capsys, "query", running.url, data, "--key", secret, "--json", "--prepare", str(prepare))
         assert code == 0
-        assert json.loads(out)["decisions"] == wanted
+        document = json.loads(out)
+        assert document["decisions"] == wanted
+        assert document["prepared"] == ({"parts": 3, "replies": 3, "reason": ""} if prepare else None)
+        assert document["requests"] == 2
+        assert (document["download_bytes"] < 1000) == (len(before) > 1)
         after = set(parts.glob("*.ready"))
         assert len(after) == left if left is not None else len(after) < max(1, len(before))
+    code, out, _ = run(capsys, "query", running.url, data, "--key", secret, "--prepare", "2")
+    assert code == 0
+    assert "2 later requests, 2 of them at the server" in " ".join(out.split())
     code, _, err = run(capsys, "query", running.url, data, "--prepare", "3")
     assert code == 2
     assert "add --key" in err

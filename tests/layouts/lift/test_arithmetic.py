@@ -13,7 +13,7 @@ from quad4fhe.he.seal_arithmetic import SealArithmetic
 from quad4fhe.layouts import bits
 from quad4fhe.layouts import masks as masks_module
 from quad4fhe.layouts.lift import arithmetic
-from quad4fhe.layouts.lift.arithmetic import residues, switched
+from quad4fhe.layouts.lift.arithmetic import add_whole, residues, switched
 from quad4fhe.layouts.lift.monomials import Placement, lift_over, with_check
 from quad4fhe.layouts.masks import expand, expand_into
 from quad4fhe.planning.chains import Chain, is_prime, largest_primes, smallest_prime
@@ -247,6 +247,17 @@ def test_masks_are_the_same_without_numba(size: int, monkeypatch: pytest.MonkeyP
 
 def test_residues_of_negative_numbers_are_canonical() -> None:
     assert residues(np.array([-1, 0, 5]), (97, 193)).tolist() == [[96, 0, 5], [192, 0, 5]]
+
+
+@pytest.mark.parametrize("bits", [17, 30, 45, 50, 60])
+def test_whole_numbers_are_added_to_residues_exactly(bits: int) -> None:
+    q, rng = (1 << bits) - 1, np.random.default_rng(bits)
+    whole = rng.integers(-(2**62) + 1, 2**62, 500)
+    whole[:10] = [0, 1, -1, q, -q, q - 1, 1 - q, 2**62 - 1, 1 - 2**62, (2**61 // q) * q]
+    first = rng.integers(0, q, 500, dtype=np.uint64)
+    first[10:20], first[20:30] = 0, q - 1
+    wanted = [(int(a) + int(b)) % q for a, b in zip(first, whole, strict=True)]
+    assert add_whole(first[None], whole, (q,))[0].tolist() == wanted
 
 
 def test_single_coefficients_are_those_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
