@@ -1,8 +1,8 @@
 """Layout lift against layout packed: one question, its bytes, its decisions, and what replies give away.
 
     python benchmarks/lift.py DATA [--rounds 15] [--strict SAMPLES] [--privacy REPLIES] [--batches ROUNDS] [--planner]
-                                   [--http QUESTIONS] [--models NAME ...] [--replies KIND ...] [--calibration-box]
-                                   [-o FILE]
+                                   [--http QUESTIONS] [--prepared ROUNDS] [--models NAME ...] [--replies KIND ...]
+                                   [--calibration-box] [-o FILE]
 
 CPU time of one thread; every ratio compares runs of the same process, in alternating order. Medians and minima are both
 printed, since machines are shared. Each row names its commit; a run replaces the rows of FILE that it made again.
@@ -24,7 +24,10 @@ from numpy.typing import NDArray
 import quad4fhe
 from machine import describe
 from quad4fhe import MLP, Plan, QuadraticModel
-from quad4fhe.he.session import Client, connect
+from quad4fhe.he import container
+from quad4fhe.he.container import Kind
+from quad4fhe.he.prepared import PreparedMemory
+from quad4fhe.he.session import Client, Server, connect
 from quad4fhe.layouts import bits
 from quad4fhe.layouts.lift.arithmetic import switched
 from quad4fhe.layouts.lift.layout import setting_of
@@ -105,6 +108,54 @@ class Asked:
         """Milliseconds: encrypt, server, decrypt."""
         found: list[float] = (1e3 * how(np.array(self.times[1:]), axis=0)).tolist()
         return found
+
+
+class Prepared(Asked):
+    """The same, with both sides' parts made ahead, outside the times; each is used once."""
+
+    def __init__(self, fit: Any, made: Plan) -> None:
+        self.plan, self.parts = made, PreparedMemory()
+        self.client, self.server = Client(made, None, self.parts), Server(fit, made)
+        self.server.register(self.client.key_id, self.client.evaluation_keys())
+        self.times, self.ahead = [], list[float]()
+
+    def fill(self, count: int) -> None:
+        """Prepare the next questions."""
+        super().fill(count)
+        start = time.process_time()
+        self.client.prepare(count, self.parts, self.server.prepare)
+        self.ahead.append((time.process_time() - start) / count)
+
+
+def prepared(data: Path, rounds: int) -> list[dict[str, Any]]:
+    """One question on Otto with all that does not depend on it made ahead, against one without."""
+    fit, X, test = trained(data, "otto")
+    out = []
+    for replies in ("plain", "private"):
+        made = plan(fit, samples=1, layout="lift", replies=replies, X=X)
+        asked = {"whole": Asked(fit, made), "prepared": Prepared(fit, made)}
+        changed = 0
+        for i in range(rounds + 1):
+            for one in asked.values():
+                found = one.ask(test[16 * i : 16 * i + 16])
+                changed += int(np.count_nonzero(decide(found) != fit.model.decide(test[16 * i : 16 * i + 16])))
+        kinds = (Kind.request, Kind.reply, Kind.prepared, Kind.answers)
+        row: dict[str, Any] = {"model": "otto", "replies": replies, "commit": describe()["commit"], "changed": changed}
+        row |= {"samples": 16 * (rounds + 1), "payload_bytes": {k.name: container.form(made, k).payload for k in kinds}}
+        row["container_bytes"] = {kind.name: container.size(made, kind) for kind in kinds}
+        for name, one in asked.items():
+            row[name] = {"median_ms": one.summary(np.median), "min_ms": one.summary(np.min)}
+        row["ahead_median_ms"] = 1e3 * float(np.median(asked["prepared"].ahead[1:]))  # type: ignore[attr-defined]
+        out.append(row)
+        online, whole = row["prepared"], row["whole"]
+        print(
+            f"otto {replies}: client, server, client {np.round(online['median_ms'], 3)} ms, together "
+            f"{sum(online['median_ms']):.3f} (by minima {sum(online['min_ms']):.3f}); not prepared "
+            f"{sum(whole['median_ms']):.2f}; ahead {row['ahead_median_ms']:.2f}; bytes {row['payload_bytes']}; "
+            f"{changed} of {2 * row['samples']} changed",
+            flush=True,
+        )
+    return out
 
 
 def questions(data: Path, rounds: int, models: list[str], widen: float | None) -> list[dict[str, Any]]:
@@ -365,6 +416,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=0, metavar="ROUNDS")
     parser.add_argument("--planner", action="store_true")
     parser.add_argument("--http", type=int, default=0, metavar="QUESTIONS")
+    parser.add_argument("--prepared", type=int, default=0, metavar="ROUNDS")
     parser.add_argument("--models", nargs="+", choices=(*EVERY, RANDOM), help="of --rounds and --strict")
     parser.add_argument("--replies", nargs="+", choices=("plain", "private"), default=["plain", "private"])
     parser.add_argument("--calibration-box", action="store_true", help="--rounds with a box without room")
@@ -385,6 +437,8 @@ def main() -> None:
         found["batch"] = batches(given.data, given.batches)
     if given.planner:
         found["planner"] = planner(1, 3)
+    if given.prepared:
+        found["prepared"] = prepared(given.data, given.prepared)
     if given.http:
         found["http"] = over_http(given.data, given.http)
     if given.out is not None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quad4fhe._arrays import IntArray
 from quad4fhe.layouts.lift import _kernels_narrow as narrow
 from quad4fhe.layouts.lift import _kernels_numba as wide
-from quad4fhe.layouts.lift.arithmetic import residues, switched_masks
+from quad4fhe.layouts.lift.arithmetic import inverse_of_others, residues, switched_masks
 from quad4fhe.layouts.lift.monomials import Placement
 from quad4fhe.planning.chains import Chain
 
@@ -101,7 +101,7 @@ class CompiledLinear:
         out = np.zeros((len(self._weights[0]), chain.ring), dtype=np.uint64)
         for p, q in enumerate(chain.primes):
             added = None if zeros is None else np.ascontiguousarray(zeros[:, p])
-            factor = pow(chain.modulus // q, -1, q)
+            factor = inverse_of_others(chain, q)
             narrow.replies(self._weights[p], np.ascontiguousarray(masks[:, p]), added, q, factor, bits, out)
         return out
 

@@ -107,7 +107,7 @@ def switched(words: Words, chain: Chain, bits: int) -> Words:
     kernels = _kernels()
     out = np.zeros((*words.shape[:-2], words.shape[-1]), dtype=np.uint64)
     for place, q in enumerate(chain.primes):
-        factor = pow(chain.modulus // q, -1, q)
+        factor = inverse_of_others(chain, q)
         values = np.ascontiguousarray(words[..., place, :])
         if kernels is None:
             out += _switch(values, q, factor, bits)
@@ -134,6 +134,12 @@ def products_at(polynomials: Words, secret: NDArray[np.int8], positions: IntArra
     turned = np.where(at < 0, -secret[at % ring], secret[at % ring]).astype(np.int64).view(np.uint64)
     out: Words = polynomials @ turned.T
     return out
+
+
+@cache
+def inverse_of_others(chain: Chain, q: int) -> int:
+    """(Q / q)^-1 modulo q."""
+    return pow(chain.modulus // q, -1, q)
 
 
 @cache

@@ -84,6 +84,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @lru_cache(maxsize=64)
+def settings_of(plan: Plan) -> Settings:
+    """The layout's own settings of a plan, read once."""
+    return read_settings(plan, Settings)
+
+
+@lru_cache(maxsize=64)
 def setting_of(plan: Plan) -> evaluation.Setting:
     """What client and server share, from a plan."""
     s, shape = read_settings(plan, Settings), plan.shape
@@ -402,7 +408,7 @@ def _checked(weights: Array, offset: float, setting: evaluation.Setting) -> tupl
 
 def _judged(plan: Plan, answers: Array) -> tuple[Array, bool]:
     """Logits (per_request, K), and whether all answers are within the bound and the known ones are right."""
-    s, samples = read_settings(plan, Settings), plan.per_request
+    s, samples = settings_of(plan), plan.per_request
     inside = bool((np.abs(answers) <= plan.domain.bound * (1 + 1e-6)).all())
     answers = answers - s.offset
     known = answers[samples:] if s.blanks else answers.sum(axis=1)
