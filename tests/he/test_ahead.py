@@ -19,7 +19,8 @@ from quad4fhe.he.container import Identity, Kind, Reply, Request, form
 from quad4fhe.he.prepared import Part, PreparedFolder, PreparedMemory, seed_name
 from quad4fhe.he.session import Client, ReplyError, Server
 from quad4fhe.layouts.bits import pack, unpack
-from quad4fhe.layouts.lift.layout import setting_of
+from quad4fhe.layouts.lift import layout
+from quad4fhe.layouts.lift.layout import prepared_forms, setting_of
 from quad4fhe.layouts.planner import plan
 from quad4fhe.mlp import decide
 from quad4fhe.planning.plan import Plan
@@ -264,6 +265,20 @@ def test_a_layout_without_prepared_replies_says_so(fit: StandInFit) -> None:
     client, server = Client(made), Server(fit, made)
     with pytest.raises(InputError, match="layout batch prepares no replies"):
         server.prepare(Request(Identity.of(made, client.key_id), [], Kind.seed))
+
+
+def test_replies_with_very_many_answers_are_not_prepared_at_the_server(
+    sides: Sides, made: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared_forms.cache_clear()
+    monkeypatch.setattr(layout, "MOST_KEPT", 47)  # three answers and two primes take 48
+    try:
+        with pytest.raises(InputError, match="layout lift prepares no replies"):
+            sides.prepare(1)
+        assert sides.client.prepare(1, sides.parts) == 1  # the client's half alone
+        assert sides.request().kind is Kind.request
+    finally:
+        prepared_forms.cache_clear()
 
 
 # --- what a server keeps --------------------------------------------------------------------------------------------

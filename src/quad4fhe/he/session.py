@@ -136,11 +136,8 @@ class Client:
         If that message is sent, keep only what `complete_part` returns: after an error the part must not be used.
         """
         plan = self.plan
-        zeros = self._layout.prepare(self._secret, plan)
-        if zeros is None:
-            raise InputError(f"layout {plan.layout} has nothing to prepare; leave --prepare out")
-        part = Part(zeros)
-        seed = np.frombuffer(part.seed, dtype=np.uint8).reshape(form(plan, Kind.seed).shape)
+        part = Part(self._layout.prepare(self._secret, plan))
+        seed = np.frombuffer(part.seed, dtype=np.uint8).reshape(-1, 1, 1, 1)
         return part, Request(Identity.of(plan, self._key_id, part.name), [seed], Kind.seed)
 
     def complete_part(self, part: Part, reply: Reply) -> Part:

@@ -62,8 +62,8 @@ class Layout(ABC):
     """One layout.
 
     `purpose` completes the sentence "layout NAME: ...". `canaries` says whether a request has room for known samples
-    beside others, `compiles` whether the first evaluation compiles kernels. `replies` are the kinds of replies it
-    offers, its default first.
+    beside others, `compiles` whether the first evaluation compiles kernels, `prepares` whether requests have a part
+    that does not depend on samples. `replies` are the kinds of replies it offers, its default first.
     """
 
     name: ClassVar[str]
@@ -71,6 +71,7 @@ class Layout(ABC):
     replies: ClassVar[tuple[str, ...]] = ("plain",)
     canaries: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
+    prepares: ClassVar[bool] = False
 
     # Planning.
 
@@ -156,12 +157,12 @@ class Layout(ABC):
     def encrypt(self, key: Key, plan: Plan, Z: Array) -> Iterator[Words]:
         """Encrypt shifted samples Z (n <= per_request, d) freshly; yields the chunks of the request's parts."""
 
-    def prepare(self, key: Key, plan: Plan) -> bytes | None:
-        """The part of a request that does not depend on its samples, for use in one request; None if there is none.
+    def prepare(self, key: Key, plan: Plan) -> bytes:
+        """Where `prepares`: the part of a request that does not depend on its samples, for use in one request.
 
         It begins with its seed.
         """
-        return None
+        raise InputError(f"layout {self.name} has nothing to prepare; leave --prepare out")
 
     def encrypt_prepared(self, plan: Plan, Z: Array, part: bytes) -> list[Words]:
         """Encrypt shifted samples with what `prepare` made; a part that is used twice shows how samples differ."""

@@ -30,6 +30,7 @@ from quad4fhe.he.keys import StoredKey, free_name
 from quad4fhe.he.prepared import PreparedStore
 from quad4fhe.he.session import Client
 from quad4fhe.io.files import one_line
+from quad4fhe.layouts import layout_of
 from quad4fhe.mlp import decide
 from quad4fhe.planning.box import check_inside, moved
 from quad4fhe.planning.plan import Plan
@@ -243,7 +244,7 @@ class Remote:
     def _store(self) -> PreparedStore:
         if self._prepared is None or self._key is None:
             raise InputError("what is prepared is for later queries with the same key: give `key` and `prepared`")
-        if container.find_form(self.plan, Kind.seed) is None:
+        if not layout_of(self.plan).prepares:
             raise InputError(f"layout {self.plan.layout} has nothing to prepare; leave --prepare out")
         return self._prepared
 

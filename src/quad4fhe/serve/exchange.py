@@ -153,7 +153,8 @@ class Preparation:
 
     def run(self, count: int) -> None:
         """Make parts and send their seeds, until the server refuses."""
-        offered = True
+        offered = container.find_form(self._client.plan, Kind.seed) is not None
+        self._reason = "" if offered or not count else "this plan has too many answers in a reply to prepare it"
         for _ in range(count):
             part, seed = self._client.make_part()
             if not offered:

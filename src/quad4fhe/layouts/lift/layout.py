@@ -51,6 +51,8 @@ from quad4fhe.planning.plan import Plan
 from quad4fhe.planning.target import Choice, Question
 from quad4fhe.polynomial import PolynomialModel
 
+MOST_KEPT = 2**18  # bytes of a prepared reply that a server keeps
+
 _LEARNS = {
     "private": "a reply tells the client the answers at its own ciphertext and nothing else about the weights",
     "logits": "a reply tells an honest client the logits of the rounded model and nothing else about the weights",
@@ -100,8 +102,10 @@ def setting_of(plan: Plan) -> evaluation.Setting:
 
 @lru_cache(maxsize=64)
 def prepared_forms(plan: Plan) -> dict[Kind, Form]:
-    """The messages of prepared questions."""
+    """The messages of prepared questions; none where the server would have to keep too much of each."""
     setting = setting_of(plan)
+    if 8 * setting.place.reads * len(plan.chain.primes) > MOST_KEPT:
+        return {}
     sizes = {
         Kind.seed: SEED_BYTES,
         Kind.halves: setting.halves_bytes,
@@ -124,6 +128,7 @@ class LiftLayout(Layout):
     purpose: ClassVar[str] = "one quick question on few features, no evaluation keys, replies that keep the weights"
     replies: ClassVar[tuple[str, ...]] = REPLIES
     compiles: ClassVar[bool] = True
+    prepares: ClassVar[bool] = True
 
     def search(self, question: Question) -> list[Choice]:
         """The cheapest ring, primes and grouping."""
@@ -243,7 +248,7 @@ class LiftLayout(Layout):
 
     def prepared_form(self, plan: Plan, kind: Kind) -> Form | None:
         """Bytes: a seed; packed second halves; a request; packed answers."""
-        return prepared_forms(plan)[kind]
+        return prepared_forms(plan).get(kind)
 
     def work_words(self, plan: Plan) -> int:
         """Weights, masks and replies as words."""
