@@ -127,12 +127,12 @@ class Prepared(Asked):
         self.ahead.append((time.process_time() - start) / count)
 
 
-def prepared(data: Path, rounds: int) -> list[dict[str, Any]]:
+def prepared(data: Path, rounds: int, widen: float | None) -> list[dict[str, Any]]:
     """One question on Otto with all that does not depend on it made ahead, against one without."""
     fit, X, test = trained(data, "otto")
     out = []
     for replies in ("plain", "private"):
-        made = plan(fit, samples=1, layout="lift", replies=replies, X=X)
+        made = plan(fit, samples=1, layout="lift", replies=replies, X=X, widen=widen)
         asked = {"whole": Asked(fit, made), "prepared": Prepared(fit, made)}
         changed = 0
         for i in range(rounds + 1):
@@ -141,6 +141,7 @@ def prepared(data: Path, rounds: int) -> list[dict[str, Any]]:
                 changed += int(np.count_nonzero(decide(found) != fit.model.decide(test[16 * i : 16 * i + 16])))
         kinds = (Kind.request, Kind.reply, Kind.prepared, Kind.answers)
         row: dict[str, Any] = {"model": "otto", "replies": replies, "commit": describe()["commit"], "changed": changed}
+        row["primes"] = [q.bit_length() for q in made.chain.primes]
         row |= {"samples": 16 * (rounds + 1), "payload_bytes": {k.name: container.form(made, k).payload for k in kinds}}
         row["container_bytes"] = {kind.name: container.size(made, kind) for kind in kinds}
         for name, one in asked.items():
@@ -419,7 +420,7 @@ def main() -> None:
     parser.add_argument("--prepared", type=int, default=0, metavar="ROUNDS")
     parser.add_argument("--models", nargs="+", choices=(*EVERY, RANDOM), help="of --rounds and --strict")
     parser.add_argument("--replies", nargs="+", choices=("plain", "private"), default=["plain", "private"])
-    parser.add_argument("--calibration-box", action="store_true", help="--rounds with a box without room")
+    parser.add_argument("--calibration-box", action="store_true", help="--rounds, --prepared with a box without room")
     parser.add_argument("--seed", type=int, default=5, help="of --privacy: which model answers")
     parser.add_argument("-o", "--out", type=Path)
     given = parser.parse_args()
@@ -438,7 +439,8 @@ def main() -> None:
     if given.planner:
         found["planner"] = planner(1, 3)
     if given.prepared:
-        found["prepared"] = prepared(given.data, given.prepared)
+        name = "prepared_calibration_box" if given.calibration_box else "prepared"
+        found[name] = prepared(given.data, given.prepared, 0.0 if given.calibration_box else None)
     if given.http:
         found["http"] = over_http(given.data, given.http)
     if given.out is not None:

@@ -76,7 +76,7 @@ def test_two_requests_are_in_flight_by_default_and_one_that_fails_ends_them_all(
     begun = [threading.Event() for _ in range(8)]
     over = threading.Event()
 
-    def paired(remote, body, size):
+    def paired(remote, kind, body, size):
         """Each waits until the next one has begun, so two are always in flight; the fourth fails."""
         with lock:
             number = counts["all"]
@@ -92,7 +92,7 @@ def test_two_requests_are_in_flight_by_default_and_one_that_fails_ends_them_all(
             counts["now"] -= 1
         if number == 3:
             raise ServiceError("broken")
-        return real(remote, body, size)
+        return real(remote, kind, body, size)
 
     monkeypatch.setattr(Remote, "_evaluate", paired)
     with Remote(server.url, model=fit.model.sha256, layout="packed") as remote:

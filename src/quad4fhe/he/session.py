@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,8 @@ class Client:
                 "this plan encrypts the features of a feature part, and X is not marked as such; "
                 "pass fit.mlp.inputs(X), which computes them from raw inputs"
             )
-        return [replace(request, chunks=list(request.chunks)) for request in self.stream(X, prepared=prepared)]
+        made = self.stream(X, prepared=prepared)
+        return [Request(request.identity, list(request.chunks), request.kind) for request in made]
 
     def stream(self, X: ArrayLike, *, prepared: bool = True) -> Iterator[Request]:
         """Yield requests for the samples X; each is encrypted in chunks while it is read."""
