@@ -7,11 +7,13 @@ import math
 import numpy as np
 import pytest
 
+from quad4fhe.he.container import Kind, Request
 from quad4fhe.he.seal import Context
 from quad4fhe.he.session import Client, Server, connect
 from quad4fhe.layouts import bits
+from quad4fhe.layouts.flooding import zero_noise
 from quad4fhe.layouts.lift.arithmetic import switched
-from quad4fhe.layouts.lift.evaluation import Setting, decrypt
+from quad4fhe.layouts.lift.evaluation import Setting, decrypt, read
 from quad4fhe.layouts.lift.layout import setting_of
 from quad4fhe.layouts.lift.zeros import Zeros
 from quad4fhe.layouts.masks import as_bytes, expand
@@ -198,3 +200,44 @@ def test_a_crafted_request_reads_more_than_a_decision() -> None:
         found.append(max(map(abs, read)) > made.chain.modulus / 4 / setting.scales.out)
         wanted.append(bool(secret_weights(server)[0, 0, -monomial] % 2))
     assert found == wanted
+
+
+@pytest.mark.parametrize("crafted", [0, 1, 2])
+def test_a_request_chosen_after_the_second_halves_is_told_the_map_at_its_own_point_and_no_more(crafted: int) -> None:
+    """c0[p] + (c1 s)[p] = mu[p] + f + n for any b, here one that depends on c1: what the simulator sends."""
+    fit = stand_in(random_model(4, 8, 2), random_samples(200, 4))
+    made = plan(fit, samples=1, layout="lift")
+    setting, (client, server) = setting_of(made), connect(fit, made)
+    chain, place, flood = setting.chain, setting.place, setting.scales.flood
+    inner, key = server._evaluator._server, client._secret  # type: ignore[attr-defined]
+    part, seed = client.make_part()
+    halves = server.prepare(seed)
+    known = client.complete_part(part, halves).products
+    assert known is not None
+    assert flood is not None
+    # b: zero, or even numbers that follow from the second halves, or those halves themselves where they fit
+    rng = np.random.default_rng(np.frombuffer(np.asarray(next(iter(halves.chunks))).tobytes()[:32], dtype=np.uint32))
+    b = np.stack([rng.integers(0, q, place.used, dtype=np.uint64) for q in chain.primes])
+    if crafted == 0:
+        b[:] = 0
+    elif crafted == 2:
+        words = bits.unpack(
+            np.asarray(next(iter(halves.chunks))).tobytes(), setting.scales.bits, place.replies * chain.ring
+        )
+        b[:] = words[: place.used]
+    data = as_bytes(part.seed, b, chain.primes).reshape(-1, 1, 1, 1)
+    reply = server.evaluate(Request(seed.identity, [data], Kind.prepared))
+    answers = read(setting, np.asarray(next(iter(reply.chunks))).reshape(-1), known).reshape(-1)
+
+    exact, masks = key.context.exact("auto"), masks_of(setting, data.reshape(-1))
+    zero = np.zeros((place.inputs, 2, len(chain.primes), chain.ring), dtype=np.uint64)
+    minus = place.cut(exact.from_ntt(exact.rebased(zero, masks, key._values)).transpose(1, 0, 2))  # -a s
+    point = np.stack([(row + (q - other)) % q for row, other, q in zip(b, minus, chain.primes, strict=True)])
+    mu = inner._linear.answers(point.astype(np.uint64)).reshape(-1, len(chain.primes))
+    Q = chain.modulus
+    for row, found in zip(mu, answers, strict=True):
+        wanted = sum(int(x) * (Q // q) * pow(Q // q, -1, q) for x, q in zip(row, chain.primes, strict=True)) % Q
+        apart = (round(found * setting.scales.out) - wanted) % Q
+        apart = min(apart, Q - apart)
+        switching = len(chain.primes) * (1 + chain.ring) * Q / 2 ** (setting.scales.bits + 1)
+        assert apart <= 2**flood + zero_noise(chain) + switching + 2**-40 * Q

@@ -44,8 +44,22 @@ def blinded_masks(second: Words, zeros: Words, factor: int, chain: Chain) -> Wor
 def blinded_answers(first: Words, zeros: Words, factor: int, offset: int, flood: int, chain: Chain) -> Words:
     """The answers (1, 2, primes) that belong to `blinded_masks`: offset + v with v = r y + h, and offset - v.
 
-    `first` holds the score y in row 0, re-randomised and flooded, h is uniform below r, and offset - v is re-randomised
-    again by row 1 of `zeros` (1, 2, primes). The client checks the sum of the two.
+    h is uniform below r. The client checks the sum of the two.
+
+    Parameters
+    ----------
+    first
+        The score y in row 0, re-randomised and flooded, (1, 2, primes).
+    zeros
+        The answers of the encryptions of zero, (1, 2, primes); row 1 re-randomises offset - v.
+    factor
+        r, as `blinded_masks` was given it.
+    offset
+        What is added to both answers.
+    flood
+        log2 of the flooding of offset - v.
+    chain
+        The chain of the plan.
     """
     below = secrets.randbelow(factor)
     noise = secrets.randbits(flood + 1) - (1 << flood)
