@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quad4fhe import InputError
-from quad4fhe.he import keys
+from quad4fhe.he import ahead, keys
 from quad4fhe.he.ahead import PreparedReplies, SpentError, TakenError
 from quad4fhe.he.container import Identity, Kind, Reply, Request, form
 from quad4fhe.he.prepared import Part, PreparedFolder, PreparedMemory, seed_name
@@ -131,6 +131,9 @@ def test_a_seed_is_registered_once(sides: Sides) -> None:
         sides.server.prepare(other)
     assert seed.identity.nonce == part.name == seed_name(part.zeros[:32])
     assert len(sides.server._ahead) == 1
+    sides.server._ahead.take(None, seed.identity)
+    with pytest.raises(TakenError):
+        sides.server.prepare(seed)
 
 
 def test_what_another_key_prepared_is_not_used(sides: Sides, made: Plan) -> None:
@@ -306,6 +309,20 @@ def test_an_owner_gets_what_is_its_own_and_once() -> None:
     assert not store.has("one", name(1))
     with pytest.raises(SpentError):
         store.take("one", name(1))
+
+
+def test_the_latest_seeds_that_are_gone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "REMEMBERED", 3)
+    store = PreparedReplies(per_owner=1)
+    for i in range(6):  # each evicts the one before
+        put(store, "one", i)
+    store.take("one", name(5))
+    for i in (3, 4, 5):
+        with pytest.raises(TakenError):
+            put(store, "one", i)
+    put(store, "other", 5)
+    put(store, "one", 0)
+    assert len(store._gone) == 3
 
 
 def test_a_name_is_reserved_while_its_reply_is_made_and_free_after_an_error() -> None:

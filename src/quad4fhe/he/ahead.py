@@ -18,6 +18,7 @@ from quad4fhe.he.container import Identity
 
 PER_OWNER = 1024  # entries
 TOTAL_BYTES = 2**26
+REMEMBERED = 2**14  # names of entries that are gone, of all owners; their seeds are refused
 _OVERHEAD = 512  # bytes of an entry besides what is kept: its name, and the objects around both
 
 SPENT = (
@@ -49,6 +50,7 @@ class PreparedReplies:
     def _forget(self) -> None:
         self._kept: dict[Hashable, dict[bytes, bytes]] = {}
         self._making: set[tuple[Hashable, bytes]] = set()
+        self._gone: dict[tuple[Hashable, bytes], None] = {}
         self._process = os.getpid()
         self.bytes = 0
 
@@ -68,12 +70,12 @@ class PreparedReplies:
     def making(self, owner: Hashable, identity: Identity) -> Iterator[Callable[[bytes], None]]:
         """Reserve a name while its reply is prepared; yields the function that keeps the entry.
 
-        Raises TakenError if the name has an entry, or is reserved.
+        Raises TakenError if the name has an entry, is reserved, or had an entry not long ago.
         """
         place = (owner, _name(identity))
         with self._lock:
             self._leave_to_parent()
-            if place in self._making or place[1] in self._kept.get(owner, {}):
+            if place in self._making or place in self._gone or place[1] in self._kept.get(owner, {}):
                 raise TakenError(TAKEN)
             self._making.add(place)
         try:
@@ -115,6 +117,9 @@ class PreparedReplies:
         kept = own.pop(name, None)
         if kept is not None:
             self.bytes -= _OVERHEAD + len(kept)
+            self._gone[owner, name] = None
+            if len(self._gone) > REMEMBERED:
+                del self._gone[next(iter(self._gone))]
             if not own:
                 del self._kept[owner]
         return kept
