@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from quad4fhe._arrays import Array
+from quad4fhe._dyadic import BigInts
 from quad4fhe.errors import MissingExtraError
 from quad4fhe.layouts import _kernels_numpy
-from quad4fhe.planning.fold import BigInts
 
 KernelName = Literal["auto", "numpy", "numba"]
 

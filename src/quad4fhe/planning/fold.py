@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, row_chunks, tensor
-from quad4fhe._dyadic import BigInts as BigInts  # residues imports it from here
 from quad4fhe._dyadic import Dyadic
 from quad4fhe.errors import InputError
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
