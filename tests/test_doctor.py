@@ -134,6 +134,9 @@ def test_more_threads_than_cores_and_no_blas_are_slow(monkeypatch: pytest.Monkey
     monkeypatch.setattr(doctor.threadpoolctl, "threadpool_info", lambda: [one])
     monkeypatch.setattr(doctor, "usable_cores", lambda: 2)
     assert "OPENBLAS_NUM_THREADS=2" in found(doctor.machine, "BLAS").fix
+    assert found(doctor.machine, "BLAS").says.endswith("64 threads")
+    monkeypatch.setitem(one, "num_threads", 1)
+    assert found(doctor.machine, "BLAS").says.endswith("1 thread")
     monkeypatch.setattr(doctor.threadpoolctl, "threadpool_info", list)
     monkeypatch.setattr(doctor.sys, "platform", "linux")
     assert found(doctor.machine, "BLAS").status == "slow"

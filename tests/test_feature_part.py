@@ -162,6 +162,32 @@ def test_a_part_from_a_stranger_may_not_run_subgraphs_or_read_files(tmp_path: Pa
         FeaturePart((tmp_path / "m.onnx").read_bytes())(images(1))
 
 
+@pytest.mark.parametrize("where", ["initializer", "Constant", "graph input"])
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_in_training_mode_is_refused(tmp_path: Path, where: str, training: bool) -> None:
+    """It would give an input different features each time; in inference mode it does nothing."""
+    model = conv_model()
+    mode = numpy_helper.from_array(np.array(training), "mode")
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0.5, dtype=np.float32), "ratio"))
+    if where == "initializer":
+        model.graph.initializer.append(mode)
+    elif where == "graph input":
+        model.graph.input.append(helper.make_tensor_value_info("mode", onnx.TensorProto.BOOL, []))
+    else:
+        model.graph.node.insert(0, helper.make_node("Constant", [], ["mode"], value=mode))
+    pool = next(index for index, node in enumerate(model.graph.node) if node.op_type == "MaxPool")
+    model.graph.node[pool].input[0] = "dropped"
+    model.graph.node.insert(pool, helper.make_node("Dropout", ["r", "ratio", "mode"], ["dropped"]))
+    onnx.save(model, tmp_path / "conv.onnx")
+    if training or where == "graph input":
+        with pytest.raises(InputError, match=r"Dropout in training mode.*export the model with eval\(\)"):
+            MLP.load(tmp_path / "conv.onnx")
+    else:
+        X = images(5)
+        mlp = MLP.load(tmp_path / "conv.onnx")
+        assert np.allclose(mlp.logits(mlp.inputs(X)), run(conv_model(), X), atol=1e-4)
+
+
 def test_a_part_can_be_sent_to_another_process(conv: tuple[MLP, Any, Path]) -> None:
     mlp, _, _ = conv
     X = images(4)

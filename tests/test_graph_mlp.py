@@ -185,6 +185,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("node", "held"),
+    [
+        (("Dropout", "h ratio on", "d", {}), {"ratio": np.float32(0.5), "on": np.array(True)}),
+        (("BatchNormalization", "h o o o o", "d m v", {"training_mode": 1}), {"o": np.ones(6, dtype=np.float32)}),
+    ],
+)
+def test_a_graph_in_training_mode_is_refused(node: Any, held: dict[str, Any], tmp_path: Path) -> None:
+    """Dropout makes decisions random; a batch norm makes them depend on the other rows."""
+    nodes = [*GATED[:-1], node, ("MatMul", "d D", "out", {})]
+    path = graph(tmp_path / "training.onnx", nodes, held_by("gated") | held)
+    with pytest.raises(InputError, match=rf"{node[0]} in training mode.*export the model with eval\(\)"):
+        MLP.load(path, split="first")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_first_layer_is_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
     case, words = REFUSED[name]

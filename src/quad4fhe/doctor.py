@@ -207,7 +207,8 @@ def _blas() -> Finding:
 
     libraries = [one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
     shown = {
-        f"{one['internal_api']} {one['version'] or ''} ({one.get('architecture', 'any')}), {one['num_threads']} threads"
+        f"{one['internal_api']} {one['version'] or ''} ({one.get('architecture', 'any')}), "
+        f"{one['num_threads']} thread{'' if one['num_threads'] == 1 else 's'}"
         for one in libraries
     }
     says = "; ".join(sorted(shown)) or "none that threadpoolctl knows"

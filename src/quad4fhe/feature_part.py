@@ -269,8 +269,8 @@ _DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft"))
 def check_graph(graph: bytes) -> None:
     """Reject what an untrusted feature part may not do: run subgraphs, use other domains, read files, be random.
 
-    A loop could take a time that depends on the raw input, and whoever waits for the request could measure it. Random
-    numbers would give one input different decisions.
+    A loop could run for a time that depends on the raw input, and whoever waits for the request could see that. Random
+    numbers, and layers in training mode, would give the same input a different decision each time.
     """
     try:
         import onnx
@@ -291,9 +291,28 @@ def check_graph(graph: bytes) -> None:
             raise InputError(
                 f"the feature part has the operation {node.op_type!a}, which draws random numbers; export without it"
             )
+        if node.op_type in ("Dropout", "BatchNormalization") and _is_training(model.graph, node):
+            raise InputError(
+                f"the graph has {node.op_type} in training mode, which gives an input different values each time; "
+                "export the model with eval()"
+            )
         if node.domain not in _DOMAINS:
             raise InputError(f"the feature part has an operation of domain {node.domain!a}, wanted standard ONNX")
     if model.functions:
         raise InputError("the feature part defines functions of its own; export it with inlined functions")
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
         raise InputError("the feature part reads its weights from another file; save them inside it")
+
+
+def _is_training(graph: Any, node: Any) -> bool:
+    """Whether a Dropout or BatchNormalization is in training mode, or in a mode that only running the graph tells."""
+    from onnx import numpy_helper
+
+    if node.op_type == "BatchNormalization":
+        return any(each.name == "training_mode" and each.i for each in node.attribute)
+    if len(node.input) < 3 or not node.input[2]:
+        return False
+    made = (each for each in graph.node if each.op_type == "Constant" and node.input[2] in each.output)
+    known = [tensor for tensor in graph.initializer if tensor.name == node.input[2]]
+    known += [each.t for constant in made for each in constant.attribute if each.name == "value"]
+    return not known or bool(numpy_helper.to_array(known[0]).any())

@@ -389,6 +389,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: plain(before=[node("BatchNormalization", "x o o o o", "n m v", training_mode=1)], o=vec(1, 1, 1)),
         ["node 'BatchNormalization_n'", "training mode", "eval()"],
     ),
+    "dropout in training mode": (
+        lambda: plain(before=[node("Dropout", "x r t", "d")], r=vec(0.5)[0], t=np.array(True)),
+        ["node 'Dropout_d' (Dropout)", "training mode", "eval()"],
+    ),
     "negative variance": (
         lambda: plain(before=[node("BatchNormalization", "x o o o v", "n")], o=vec(1, 1, 1), v=vec(1, -1, 1)),
         ["node 'BatchNormalization_n'", "variance that is not positive"],
