@@ -290,7 +290,7 @@ def huge() -> Fit:
         (lambda folder: PAIRS.export(folder / "model.h5"), ["'.h5'", ".onnx, .pt, .npz"]),
         (lambda folder: PAIRS.export(folder / "model"), ["no suffix"]),
         (lambda folder: PAIRS.export(folder / "no" / "model.npz"), ["can't write", "No such file"]),
-        (lambda folder: PAIRS.export(folder / "m.npz", labels=True), ["labels are an output of an ONNX graph"]),
+        (lambda folder: PAIRS.export(folder / "m.npz", labels=True), ["only an ONNX graph outputs labels"]),
         (lambda folder: PAIRS.export(folder / "m.npz", batch=1), ["only an ONNX graph has a fixed number of rows"]),
         (lambda folder: PAIRS.export(folder / "m.onnx", batch=0), ["the batch is 0", "at least 1 row"]),
         (lambda folder: PAIRS.export(folder / "m.npz", dtype="float16"), ["'float16'", "'float64' or 'float32'"]),

@@ -95,7 +95,7 @@ def test_a_toy_exporter_writes_and_reads_its_files(tmp_path: Path) -> None:
     with EXPORTERS.added("toy", Exporter("a hash", (".toy",), write, again)):
         export(model, tmp_path / "model.toy", origin)
         assert read(tmp_path / "model.toy") is model
-        with pytest.raises(InputError, match="labels are an output"):
+        with pytest.raises(InputError, match="only an ONNX graph outputs labels"):
             export(model, tmp_path / "model.toy", origin, Options(labels=True))
     with pytest.raises(InputError, match=r"wanted \.onnx, \.pt, \.npz"):
         export(model, tmp_path / "model.toy", origin)

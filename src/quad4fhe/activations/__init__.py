@@ -1,7 +1,7 @@
 """The activation of the hidden layer: which function it is, and its parameters.
 
-A kind of activation is one line of `ACTIVATIONS`. A piecewise rational kind decides in fractions; a transcendental one
-in intervals (`activations.intervals`) where floating point leaves a doubt.
+A kind of activation is one line of `ACTIVATIONS`. Where floating point leaves a doubt, decisions are settled in
+fractions for a piecewise rational kind, and in intervals (`activations.intervals`) for a transcendental one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Parameter = float | tuple[float, ...]
 
 _ROUNDED_SLOPE = Fraction(1, 2**40)  # a slope is the product of a few floats
 LIBRARY = 2.0**-38
-"""Trusted accuracy of a float64 exp, tanh, erf or log1p, relative to |u| + 1; actual ones are better than 2^-49."""
+"""Accuracy that a float64 exp, tanh, erf or log1p is trusted to have, relative to |u| + 1; it is better than 2^-49."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Kind:
     function
         The activation of an array u, with the parameters after it.
     slope
-        The largest slope anywhere, for the parameters: how far an error of u can move the activation, per unit.
+        The largest slope with these parameters: how far an error of u can move the activation, per unit of error.
     exact
         The activation of one fraction, in fractions; None for a transcendental kind.
     enclose
-        An interval around the activation of one fraction, of a width near 2^-bits; None for a rational kind.
+        An interval of width near 2^-bits around the activation of one fraction; None for a rational kind.
     parameters
         Names and defaults of the parameters.
     positive
         Whether the parameters must be positive.
     divides
-        Whether the exact values are quotients: sums of these grow too long to be carried through several layers.
+        Whether the exact values are quotients, whose sums grow too long to be carried through several layers.
     """
 
     name: str
@@ -64,18 +64,7 @@ class Kind:
 
 
 _PIECEWISE = ("relu", "leaky_relu", "relu6", "hardtanh", "hard_sigmoid", "hard_swish", "softsign")
-_SMOOTH = (
-    "sigmoid",
-    "tanh",
-    "gelu",
-    "gelu_tanh",
-    "silu",
-    "elu",
-    "selu",
-    "celu",
-    "softplus",
-    "mish",
-)
+_SMOOTH = ("sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "elu", "selu", "celu", "softplus", "mish")
 ACTIVATIONS: Registry[Kind] = Registry(
     "activation",
     {name: f"quad4fhe.activations.piecewise:{name.upper()}" for name in _PIECEWISE}
@@ -94,7 +83,7 @@ class Activation:
         kind = ACTIVATIONS.get(self.name)
         given = tuple(_parameter(value) for value in self.parameters)
         if len(given) > len(kind.parameters):
-            raise InputError(f"{self.name} has {len(kind.parameters)} parameters, got {len(given)}")
+            raise InputError(f"{self.name} got {len(given)} parameters, wanted at most {len(kind.parameters)}")
         defaults = tuple(value for _, value in kind.parameters)
         object.__setattr__(self, "parameters", given + defaults[len(given) :])
         for (name, _), value in zip(kind.parameters, self.parameters, strict=True):
@@ -105,7 +94,9 @@ class Activation:
         with np.errstate(over="ignore", divide="ignore"):
             slopes = [kind.slope(*(pick(np.abs(v)) for v in self.parameters)) for pick in (np.min, np.max)]
         if not np.isfinite(slopes).all():
-            raise InputError(f"the parameters of {self.name} are {self.parameters}: no float holds its slope")
+            raise InputError(
+                f"{self.name} has parameters {self.parameters}, and its slope overflows; choose ordinary numbers"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Activation:
@@ -119,17 +110,17 @@ class Activation:
 
     @property
     def kind(self) -> Kind:
-        """What it is."""
+        """Its entry in the registry."""
         return ACTIVATIONS.get(self.name)
 
     @property
     def is_exact(self) -> bool:
-        """Whether decisions are settled in fractions; else in intervals."""
+        """Whether decisions are settled in fractions, not in intervals."""
         return self.kind.exact is not None
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the ReLU."""
+        """Whether it is ReLU."""
         return self == RELU
 
     def __str__(self) -> str:
@@ -141,7 +132,7 @@ class Activation:
         return self.kind.function(u, *self._arrays())
 
     def check(self, units: int) -> None:
-        """Reject parameters for another number of hidden units."""
+        """Raise InputError for parameters of another number of hidden units."""
         for value in self.parameters:
             if isinstance(value, tuple) and len(value) != units:
                 raise InputError(f"{self.name} has parameters for {len(value)} units, but the hidden layer has {units}")
@@ -159,16 +150,16 @@ class Activation:
 
     def fraction(self, u: Fraction, unit: int) -> Fraction:
         """The exact activation of one pre-activation; only if `is_exact`."""
-        assert self.kind.exact is not None, "a transcendental activation has intervals"
+        assert self.kind.exact is not None
         return self.kind.exact(u, *self.of_unit(unit))
 
     def interval(self, u: Fraction, unit: int, bits: int) -> Interval:
-        """An interval around the activation of one pre-activation; only unless `is_exact`."""
-        assert self.kind.enclose is not None, "a rational activation has fractions"
+        """An interval around the activation of one pre-activation; only if not `is_exact`."""
+        assert self.kind.enclose is not None
         return self.kind.enclose(u, bits, *self.of_unit(unit))
 
     def around(self, u: Interval, unit: int, bits: int) -> Interval:
-        """An interval around the activation of every number in u, by that of its middle and the largest slope."""
+        """An interval around the activations of all numbers in u, from that of its middle and the largest slope."""
         middle, radius = (u.low + u.high) / 2, (u.high - u.low) / 2
         value = Interval.at(self.fraction(middle, unit)) if self.is_exact else self.interval(middle, unit, bits)
         slope = Fraction(float(self.kind.slope(*(float(each) for each in self.of_unit(unit)))))

@@ -1,7 +1,7 @@
 """Rigorous intervals for exp, log and erf of rational numbers, in whole-number arithmetic with outward rounding.
 
-They settle the decisions of a model with a transcendental activation where floating point leaves a doubt. Only
-whole-number operations of Python are used, so the result does not depend on a library of functions.
+They settle the decisions of a model with a transcendental activation where floating point leaves a doubt. They use
+Python's integers only, so the result does not depend on a mathematical library.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ZERO, ONE, TWO = Interval.at(0), Interval.at(1), Interval.at(2)
 
 
 def exp_minus(v: Fraction, bits: int) -> Interval:
-    """An interval around exp(-v) for v >= 0, of a width near 2^-bits."""
+    """An interval of width near 2^-bits around exp(-v), for v >= 0."""
     if v > bits:  # exp(-v) < 2^-v
         return Interval(Fraction(0), Fraction(1, 2**bits))
     halvings = max(0, math.ceil(v).bit_length() + 1)
@@ -70,13 +70,13 @@ def _exp_small(v: Fraction, places: int, *, up: bool = False) -> Fraction:
         k += 1
         term = term * x // (unit * k) + 1
         total += term if k % 2 == 0 else -term
-    # Each term is rounded by at most 2 units, and what is left out is smaller than the last term.
+    # Each term is rounded by at most 2 units, and the terms left out add up to less than the last one.
     slack = 4 * (k + 1) + term
     return Fraction(total + slack if up else max(0, total - slack), unit)
 
 
 def log1p(t: Interval, bits: int) -> Interval:
-    """An interval around log(1 + t) for t within [0, 1], of a width near 2^-bits."""
+    """An interval of width near 2^-bits around log(1 + t), for t within [0, 1]."""
     return Interval(_log1p(t.low, bits)[0], _log1p(t.high, bits)[1])
 
 
@@ -93,12 +93,12 @@ def _log1p(t: Fraction, bits: int) -> tuple[Fraction, Fraction]:
         high += upper // k + 1
         lower, upper = lower * below // unit * below // unit, (upper * above // unit + 1) * above // unit + 1
         k += 2
-    # What is left is a geometric series with a ratio of at most 1/9.
+    # The terms left out are bounded by a geometric series with a ratio of at most 1/9.
     return Fraction(2 * low, unit), Fraction(2 * (high + 2 * upper + 2), unit)
 
 
 def upper_tail(u: Fraction, bits: int) -> Interval:
-    """An interval around the normal distribution's P(Z > u) for u >= 0, of a width near 2^-bits."""
+    """An interval of width near 2^-bits around the normal distribution's P(Z > u), for u >= 0."""
     square = u * u
     if square > 2 * bits + 2:  # the tail is at most exp(-u^2 / 2) / 2
         return Interval(Fraction(0), Fraction(1, 2**bits))
@@ -114,7 +114,7 @@ def upper_tail(u: Fraction, bits: int) -> Interval:
         k += 2
         below = below * square_below // (unit * k)
         above = above * square_above // (unit * k) + 1
-    # From here on every term is at most half of the one before.
+    # From here on, every term is at most half of the previous one.
     inner = Interval(Fraction(low, unit), Fraction(high + 4 * above + 4, unit))
     density = exp_minus(square / 2, places) / root(TWO * pi(places), places)
     return Interval.at(Fraction(1, 2)) - inner * density

@@ -1,4 +1,4 @@
-"""Piecewise rational activations: every decision of such a model is settled in fractions."""
+"""Piecewise rational activations: every decision of a model with one can be settled in fractions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ HARD_SIGMOID = Kind(
     "hard_sigmoid",
     "HardSigmoid",
     _hard_sigmoid,
-    # Rounding of alpha u + beta is covered by one more than the slope.
+    # Larger than the slope, to cover the rounding of alpha u + beta.
     lambda alpha, beta: np.abs(alpha) + np.abs(beta) + 1.0,
     _hard_sigmoid_exact,
     parameters=(("alpha", 1 / 6), ("beta", 0.5)),

@@ -1,4 +1,4 @@
-"""Transcendental activations: float64 functions, and rigorous intervals for the decisions that floats leave open."""
+"""Transcendental activations: float64 functions, and rigorous intervals for decisions that floats can't settle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _gelu(u: Fraction, bits: int) -> Interval:
     return Interval.at(u) * (ONE - tail if u >= 0 else tail)
 
 
-# float64, as torch writes it: 0.5 u (1 + tanh(sqrt(2 / pi) (u + 0.044715 u^3)))
+# The float64 number in torch's 0.5 u (1 + tanh(sqrt(2 / pi) (u + 0.044715 u^3)))
 _CUBE = Fraction(0.044715)
 
 
@@ -72,7 +72,7 @@ def _softplus(u: Fraction, bits: int, beta: Fraction) -> Interval:
 
 
 def _mish(u: Fraction, bits: int) -> Interval:
-    """u tanh(log(1 + e^u)), a fraction of t = exp(-|u|)."""
+    """u tanh(log(1 + e^u)), as a quotient of polynomials in t = exp(-|u|)."""
     wide = bits + max(0, int(abs(u)).bit_length()) + 4
     t = exp_minus(abs(u), wide)
     above = (ONE + TWO * t) if u >= 0 else (t * t + TWO * t)

@@ -1,4 +1,7 @@
-"""The torch modules of polynomial models: linear layers, and a square or a polynomial by Horner's rule."""
+"""The torch modules of polynomial models: linear layers, and a square or a polynomial by Horner's rule.
+
+The classes are at the top level of a module, so that torch can pickle, export and compile their objects.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,7 @@ import torch
 
 
 class QuadraticNet(torch.nn.Module):
-    """logits = squares(y * y) + linear(y) with y = hidden(x).
-
-    At the top of a module of its own, so that whole modules can be pickled, exported with torch.export and compiled.
-    """
+    """logits = squares(y * y) + linear(y) with y = hidden(x)."""
 
     def __init__(self, features: int, units: int, outputs: int, dtype: Any = None) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class QuadraticNet(torch.nn.Module):
 
 
 class FoldedNet(torch.nn.Module):
-    """logits = squares(y * y) with y = hidden(x): affine, square, affine, as other compilers like it."""
+    """logits = squares(y * y) with y = hidden(x): affine, square, affine, as other compilers expect it."""
 
     def __init__(self, features: int, units: int, outputs: int, dtype: Any = None) -> None:
         super().__init__()

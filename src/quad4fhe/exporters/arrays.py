@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from quad4fhe.errors import InputError
-from quad4fhe.exporters._origin import HIGHER, QUADRATIC, Exporter, Options, Origin, model_of, rounded
+from quad4fhe.exporters import HIGHER, QUADRATIC, Exporter, Options, Origin, model_of, rounded
 from quad4fhe.io.files import open_npz, read_npz
 from quad4fhe.polynomial import PolynomialModel
 

@@ -1,7 +1,7 @@
-"""Fold the linear term of a quadratic model into its squares: affine, square, affine, and nothing else.
+"""Fold the linear term of a quadratic model into its squares, which leaves affine, square, affine.
 
 Compilers for encrypted inference spend a product and a level on a linear term. The folded model is the same function
-with other roundings. Planning has an exact fold of its own, for the circuit that runs here.
+up to rounding. `planning` has its own, exact fold for the circuits of this library.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ _PROPORTIONAL = 64 * np.finfo(np.float64).eps  # the rounding of products such a
 def folded(model: PolynomialModel) -> QuadraticModel:
     """The same function without a linear term.
 
-    With one quadratic per unit (families shared and unitwise) it completes the square: S y^2 + T y = S (y+t)^2 - S t^2.
-    A free head gets two more units per class instead, from 4 s v = (s v + 1)^2 - (s v - 1)^2 with v = T y.
+    With one quadratic per unit (families shared and unitwise), complete the square: S y^2 + T y = S (y+t)^2 - S t^2.
+    A free head gets two more units per class instead, because 4 s v = (s v + 1)^2 - (s v - 1)^2 with v = T y.
     """
     if not isinstance(model, QuadraticModel):
-        raise InputError(f"only a model of degree 2 can be folded, and this has degree {model.degree}; do not fold it")
+        raise InputError(
+            f"only a model of degree 2 can be folded, and this has degree {model.degree}; export it unfolded"
+        )
     if not model.T.any():
         return model
     offset = _offset(model.S, model.T)
@@ -46,7 +48,7 @@ def _offset(S: Array, T: Array) -> Array | None:
 def _with_more_units(model: QuadraticModel) -> QuadraticModel:
     K, m = model.S.shape
     U, u = model.T @ model.W1, model.T @ model.b1
-    # A power of two, so that scaling is exact, near 1/|v|: then the two squares are about as large as their difference.
+    # Near 1/|v|, so that both squares are about as large as their difference; a power of two makes scaling exact.
     size = np.maximum(np.abs(U).max(axis=1), np.abs(u))
     s = np.ldexp(1.0, -np.frexp(np.where(size > 0, size, 1.0))[1])
     W1 = np.vstack([model.W1, s[:, None] * U, s[:, None] * U])

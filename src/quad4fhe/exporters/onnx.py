@@ -1,13 +1,13 @@
 """The polynomial model as an ONNX graph of five nodes: Gemm, Mul, Gemm, Gemm, Add; of three without a linear term.
 
-The graph is so plain that any compiler from ONNX to encrypted arithmetic can take it:
+The graph is simple enough for any compiler from ONNX to encrypted arithmetic:
 
     y = Gemm(x, W1, b1)      squared = Mul(y, y)
     logits = Add(Gemm(squared, S, c), Gemm(y, T))
 
 The linear term keeps its own Gemm: completing the square saves it, but loses digits where alpha is small, so that is
 done only on request (`folding`). A model without a linear term has neither that Gemm nor the Add. Above degree 2 the
-units' polynomials are evaluated by Horner's rule, one Mul and Add a power, between two Gemms.
+units' polynomials are evaluated by Horner's rule, with one Mul and one Add per power, between two Gemms.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Any
 import numpy as np
 
 from quad4fhe.errors import InputError, MissingExtraError
-from quad4fhe.exporters._origin import QUADRATIC, Exporter, Options, Origin, model_of, rounded
+from quad4fhe.exporters import QUADRATIC, Exporter, Options, Origin, model_of, rounded
 from quad4fhe.io.files import parsing, write_atomically
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 
-OPSET = 14  # old enough for every runtime in use; Concrete ML takes no older one
+OPSET = 14  # every runtime in use reads it; Concrete ML reads no older one
 IR_VERSION = 7  # the file format of the same ONNX release
 _FORMULA = "logits = S (y*y) + T y + c with y = W1 x + b1"
 _HIGHER_FORMULA = "logits = V g(y) + c with y = W1 x + b1 and g_j(y) = a1_j y + a2_j y^2 + ..."
 
 
 def to_model(model: PolynomialModel, origin: Origin, options: Options) -> Any:
-    """An onnx.ModelProto with the input `x` (n, d) and the output `logits` (n, K), n a fixed number if one is given.
+    """An onnx.ModelProto with the input `x` (n, d) and the output `logits` (n, K); `options.batch` fixes n.
 
-    `options.labels` adds the output `label` (n,), the decision as an int64: the sign of the one score for K = 1, else
-    the largest logit, the lowest index on an exact tie.
+    `options.labels` adds the output `label` (n,), the decision as an int64: whether the score is positive for K = 1,
+    else the index of the largest logit, the lowest index on an exact tie.
     """
     onnx = _onnx()
     helper, kind = onnx.helper, getattr(onnx.TensorProto, {"float32": "FLOAT"}.get(options.dtype, "DOUBLE"))
     arrays, rows = rounded(model, options.dtype), options.batch or "n"
-    linear = _has_linear(model)
+    linear = not isinstance(model, QuadraticModel) or bool(model.T.any())
     if model.degree == 2 and not linear:
         del arrays["T"]
     if "a" in arrays:
@@ -72,10 +72,6 @@ def to_bytes(model: PolynomialModel, origin: Origin, options: Options) -> bytes:
     return _bytes(to_model(model, origin, options))
 
 
-def _has_linear(model: PolynomialModel) -> bool:
-    return not isinstance(model, QuadraticModel) or bool(model.T.any())
-
-
 def write(proto: Any, path: str | Path) -> None:
     """Write a graph to an .onnx file, whole or not at all."""
     if Path(path).suffix.lower() != ".onnx":
@@ -90,19 +86,21 @@ def _bytes(proto: Any) -> bytes:
 
 
 def read(file: Path) -> PolynomialModel:
-    """The model of a graph that `to_model` made; any other graph is refused, not guessed at."""
+    """The model of a graph that `to_model` made; raises InputError for any other graph."""
     onnx = _onnx()
     with parsing("the ONNX model", "export the fit again"):
         proto = onnx.load(file, format="protobuf", load_external_data=False)
         held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     degree = 2 if "S" in held else sum(name.startswith("a") for name in held)
-    expected = _body(max(2, degree), degree > 2 or "T" in held)
+    expected = [node[:3] for node in _body(max(2, degree), degree > 2 or "T" in held)]
     found = [(node.op_type, list(node.input), list(node.output)) for node in proto.graph.node[: len(expected)]]
     if "S" in held:
         held.setdefault("T", np.zeros_like(held["S"]))
     names = QUADRATIC if degree == 2 else ("W1", "b1", "V", "c", *(f"a{k}" for k in range(1, degree + 1)))
-    if found != [(*node[:2], node[2]) for node in expected] or not set(names) <= set(held):
-        raise InputError("holds another graph, wanted one made by `quad4fhe export`; models with ReLU: MLP.from_onnx")
+    if found != expected or not set(names) <= set(held):
+        raise InputError(
+            "holds another graph, wanted one made by `quad4fhe export`; to read a trained model, use MLP.from_onnx"
+        )
     if degree > 2:
         held["a"] = np.stack([held[f"a{k}"] for k in range(1, degree + 1)])
     return model_of(held)
@@ -110,23 +108,19 @@ def read(file: Path) -> PolynomialModel:
 
 def _body(degree: int, linear: bool) -> list[tuple[str, list[str], list[str], str, dict[str, int]]]:
     """The nodes up to the logits: kind, inputs, outputs, name and attributes."""
-    first: tuple[str, list[str], list[str], str, dict[str, int]]
-    first = ("Gemm", ["x", "W1", "b1"], ["y"], "hidden", {"transB": 1})
-    if degree == 2 and not linear:
-        return [
-            first,
-            ("Mul", ["y", "y"], ["squared"], "square", {}),
-            ("Gemm", ["squared", "S", "c"], ["logits"], "logits", {"transB": 1}),
-        ]
+    hidden: tuple[str, list[str], list[str], str, dict[str, int]]
+    hidden = ("Gemm", ["x", "W1", "b1"], ["y"], "hidden", {"transB": 1})
     if degree == 2:
+        nodes = [hidden, ("Mul", ["y", "y"], ["squared"], "square", {})]
+        if not linear:
+            return [*nodes, ("Gemm", ["squared", "S", "c"], ["logits"], "logits", {"transB": 1})]
         return [
-            first,
-            ("Mul", ["y", "y"], ["squared"], "square", {}),
+            *nodes,
             ("Gemm", ["squared", "S", "c"], ["of_squares"], "squares", {"transB": 1}),
             ("Gemm", ["y", "T"], ["of_hidden"], "linear", {"transB": 1}),
             ("Add", ["of_squares", "of_hidden"], ["logits"], "logits", {}),
         ]
-    nodes = [first, ("Mul", ["y", f"a{degree}"], [f"g{degree}"], f"power{degree}", {})]
+    nodes = [hidden, ("Mul", ["y", f"a{degree}"], [f"g{degree}"], f"power{degree}", {})]
     for k in range(degree - 1, 0, -1):
         nodes.append(("Add", [f"g{k + 1}", f"a{k}"], [f"s{k}"], f"coefficient{k}", {}))
         nodes.append(("Mul", [f"s{k}", "y"], [f"g{k}"], f"power{k}", {}))

@@ -1,6 +1,6 @@
 """The polynomial model as a torch module, and as a .pt file that holds its state dict.
 
-The module class is in `_torch_module`, because defining it needs torch.
+The module classes are in `_torch_module`, because defining them needs torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quad4fhe.errors import InputError, MissingExtraError
-from quad4fhe.exporters._origin import Exporter, Options, Origin, model_of, rounded
+from quad4fhe.exporters import Exporter, Options, Origin, model_of, rounded
 from quad4fhe.io.files import parsing
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 
@@ -37,7 +37,7 @@ def to_module(model: PolynomialModel, dtype: str = "float64") -> Any:
         keys, net = _KEYS, QuadraticNet(model.features, model.units, model.outputs, dtype=kind)
     else:
         keys, net = _HIGHER, PolynomialNet(model.features, model.units, model.outputs, model.degree, dtype=kind)
-    # Copies: torch would otherwise share the memory of arrays that nobody may write to.
+    # Copies: torch would otherwise share the memory of read-only arrays.
     net.load_state_dict({key: torch.from_numpy(arrays[name].copy()) for key, name in keys.items()})
     return net.eval()
 
@@ -55,7 +55,9 @@ def read(file: Path) -> PolynomialModel:
     with parsing("the torch file", "export the fit again"):
         content = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(content, dict) or set(content) not in (set(_KEYS), set(_FOLDED), set(_HIGHER)):
-        raise InputError("holds another state dict, wanted one made by `quad4fhe export`; models with ReLU: MLP.load")
+        raise InputError(
+            "holds another state dict, wanted one made by `quad4fhe export`; to read a trained model, use MLP.load"
+        )
     with parsing("the tensors", "export the fit again"):
         keys = _HIGHER if "coefficients" in content else _KEYS
         arrays = {keys[key]: value.numpy() for key, value in content.items()}
