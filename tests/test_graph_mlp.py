@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "nodes": [("MatMul", "x A", "y", {}), ("ReduceMean", "y", "out", {"axes": [1]})],
             "inputs": {"x": ["n", 5, 4]},
         },
-        "takes 20 values per sample, but its first layer 4",
+        "takes 20 values per sample, but its first layer takes 4",
     ),
     "one output without a sigmoid": (
         {"nodes": [("MatMul", "x A", "y", {}), ("ReduceMean", "y", "out", {"axes": [1]})]},

@@ -278,7 +278,7 @@ def test_weights_in_a_second_file_are_found_and_missed_by_name(tmp_path: Path) -
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(InputError) as caught:
         MLP.load(tmp_path / "model.onnx")
-    assert_refused(str(caught.value), "weights.bin", "second file", "keep both together")
+    assert_refused(str(caught.value), "weights.bin", "external weights", "keep it in the folder of the model")
 
 
 def test_weights_outside_the_folder_of_the_model_are_never_opened(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_weights_outside_the_folder_of_the_model_are_never_opened(tmp_path: Path
     (inside / "model.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(InputError) as caught:
         MLP.load(inside / "model.onnx")
-    assert_refused(str(caught.value), "second file")
+    assert_refused(str(caught.value), "external weights")
 
 
 def with_nan() -> Any:
@@ -353,7 +353,7 @@ def branching(last: Nodes, outputs: tuple[str, ...] = ("out",)) -> Any:
 
 REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "an unknown activation": (lambda: activation("Sin"), ["node 'Sin_h' (Sin)", "supported at the end of a graph"]),
-    "erf alone": (lambda: activation("Erf"), ["node 'Gemm_out' (Gemm)", "no known activation"]),
+    "erf alone": (lambda: activation("Erf"), ["node 'Gemm_out' (Gemm)", "not a known activation"]),
     "an operation of another domain": (lambda: activation("Relu", domain="my.own"), ["'my.own'", "(Relu)"]),
     "no activation": (
         lambda: graph([node("Gemm", "x W1 b1", "y", transB=1), node("Gemm", "y W2 b2", "out", transB=1)], weights()),
@@ -438,7 +438,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
             weights() | {"rows": int64(-1, 3)},
             shape=["n", 6],
         ),
-        ["takes 6 values per sample", "first layer 3"],
+        ["takes 6 values per sample", "first layer takes 3"],
     ),
     "no nodes": (lambda: graph([], {}), ["holds no ONNX graph"]),
     "two inputs": (

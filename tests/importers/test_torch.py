@@ -118,7 +118,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "a tensor": (lambda path: torch.save(torch.ones(3), path), ["holds a Tensor", "wanted a state dict"]),
     "a checkpoint without weights": (
         lambda path: torch.save({"epoch": 3, "best": network().state_dict()}, path),
-        ["'epoch'", "pass its state dict alone"],
+        ["'epoch'", "pass the state dict alone"],
     ),
 }
 
@@ -190,7 +190,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "softmax of one score": (seq(L34, R, nn.Linear(4, 1), nn.Softmax(1)), ["layer '3' (Softmax) over one output"]),
     "a layer after the softmax": (seq(L34, R, L43, nn.Softmax(1), L34), ["layer '4' (Linear) comes after layer '3'"]),
     "flatten of samples": (seq(nn.Flatten(0), L34, R, L43), ["layer '0' (Flatten)"]),
-    "a forward of its own": (lambda: Own(L34, R, L43), ["Own has a forward of its own", "torch.onnx.export"]),
+    "a forward of its own": (lambda: Own(L34, R, L43), ["Own defines its own forward", "torch.onnx.export"]),
     "another module": (Net3, ["Net3 can't be folded", "torch.onnx.export"]),
     "hooks": (hooked, ["layer '0' (Linear) has forward hooks"]),
     "NaN": (lambda: linear_with(value=float("nan")), ["weight of layer '0' (Linear)", "NaN", "[0, 0]"]),
@@ -198,7 +198,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "not torch": (lambda: 3, ["got int", "wanted a torch module or a state dict"]),
     "dict, three layers in no order": (
         named(("first", L34), ("middle", L44), ("last", L43)),
-        ["the names of the layers do not say in which order they run"],
+        ["the names of the layers do not tell their order"],
     ),
     "dict, empty": (dict, ["0 Linear layers (none)"]),
     "dict, batch norm without numbers": (

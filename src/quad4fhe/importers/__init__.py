@@ -25,13 +25,13 @@ class Importer:
     Parameters
     ----------
     words
-        What it reads, for people: "an ONNX graph".
+        What it reads, for messages: "an ONNX graph".
     suffixes
         Suffixes of the files that `read_file` takes.
     packages
-        Top-level packages of the objects that `read_object` takes; they are compared by name and not imported.
+        Top-level packages of the objects that `read_object` takes; only their names are compared.
     extra
-        The optional part of quad4fhe that it needs, if any.
+        The extra of quad4fhe that it needs, if any.
     read_file
         Reads a file; raises InputError if it holds no model that quad4fhe supports.
     read_object
@@ -67,28 +67,27 @@ _PICKLES = (".joblib", ".pkl", ".pickle")
 
 
 def load(source: str | Path | Any, **options: Any) -> MLP:
-    """Read a model file, whose suffix says how, or convert an object of a framework; see `MLP.load`."""
+    """Read a model file in the format of its suffix, or convert an object of a framework; see `MLP.load`."""
     given = {name: value for name, value in options.items() if value is not None and value != _OPTIONS[name]}
     if not isinstance(source, str | Path):
         return _converted(source, given)
     if Path(source).suffix.lower() in _PICKLES:
         raise InputError(
-            f"{source}: a pickle can run any code when it is opened, so it is never read. Convert it where you trust "
+            f"{source}: a pickle can run any code when it is opened, so it is never read. If you trust it, convert "
             f"it: python -c {_quoted(_CONVERT.format(str(source), str(Path(source).with_suffix('.safetensors'))))}"
         )
-    fix = "save or export the model as one of these"
-    found = format_of(source, IMPORTERS, "a model file", fix)
+    found = format_of(source, IMPORTERS, "a model file", "save or export the model as one of these")
     assert found.read_file is not None, "an importer with suffixes reads files"
     return found.read_file(source, **_accepted(found, given))
 
 
 def _quoted(program: str) -> str:
-    """A program with single quotes in it, as a word of a shell: in double quotes, where these are harmless."""
+    """A program as one word of a shell; in double quotes if possible, because it contains single quotes."""
     return quote(program) if set(program) & set('"$`\\!') else f'"{program}"'
 
 
 def _accepted(entry: Importer, given: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given; refuses those that mean nothing to the importer."""
+    """The options that were given; raises InputError for one that the importer does not take."""
     for name in given:
         if name not in entry.options:
             hint = ", ".join(f"--{each}" for each in entry.options if each != "example") or "none"

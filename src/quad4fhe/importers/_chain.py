@@ -1,7 +1,7 @@
 """Fold the affine layers around one activation into W1, b1, W2, b2, in float64.
 
-Any affine maps on either side of exactly one activation fold. Importers read a framework's layers and name them in
-error messages (the `label`).
+Any affine maps between two activations fold into one. Importers read a framework's layers, and give each a `label` for
+error messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quad4fhe.mlp import MLP
 
 @dataclass(frozen=True, eq=False)
 class _Affine:
-    """x -> weight x + bias. A vector weight is a diagonal; one of size 1 is a multiple of the identity."""
+    """x -> weight x + bias. A vector weight is a diagonal matrix; of size 1, a multiple of the identity."""
 
     weight: Array
     bias: Array
@@ -30,7 +30,7 @@ class _Affine:
         return self.weight.ndim == 2
 
     def after(self, inner: _Affine) -> _Affine:
-        """The one map that applies `inner`, then this."""
+        """The map that applies `inner`, then this one."""
         # An overflow gives an infinite weight, which MLP rejects by name.
         with np.errstate(over="ignore", invalid="ignore"):
             if not self.dense:
@@ -49,15 +49,15 @@ _IDENTITY = _Affine(np.ones(1), np.zeros(1))
 class Chain:
     """The part of a model read so far: one affine map, and another one after each activation.
 
-    Chains are immutable: a graph that branches holds one per branch, and two branches with the same chain decide alike.
+    Chains are immutable: a graph that branches has one per branch, and branches with the same chain decide the same.
     """
 
     maps: tuple[_Affine, ...] = (_IDENTITY,)
-    activations: tuple[Activation, ...] = ()  # one less than maps
+    activations: tuple[Activation, ...] = ()  # one between two maps
 
     @property
     def width(self) -> int | None:
-        """The number of values so far; None while no layer has fixed it."""
+        """The number of values of the last map; None while no layer has fixed it."""
         for part in reversed(self.maps):
             if part.weight.size > 1 or part.dense:
                 return int(part.weight.shape[0])
@@ -74,7 +74,7 @@ class Chain:
         return len(self.maps) >= 2 and self.maps[-1].dense
 
     def linear(self, label: str, weight: ArrayLike, bias: ArrayLike | None = None) -> Chain:
-        """Append a layer with weight (out, in) and bias (out,), zero where None."""
+        """Append a layer with weight (out, in) and bias (out,); None means zero."""
         matrix = tensor(f"the weight of {label}", weight, 2)
         out = matrix.shape[0]
         vector = np.zeros(out) if bias is None else tensor(f"the bias of {label}", bias, 1)

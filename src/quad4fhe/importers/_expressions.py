@@ -1,7 +1,7 @@
-"""Recognise an activation that a graph writes in several elementwise nodes, such as GELU with its erf.
+"""Recognise an activation that a graph computes in several elementwise nodes, such as GELU with erf.
 
-An expression is a polynomial whose variables are the pre-activation u and functions of expressions, so the order in
-which an exporter writes sums and products does not matter. `recognise` compares its form, never its values.
+An expression is a polynomial whose variables are the pre-activation u and functions of expressions, so the order of
+sums and products in a graph does not matter. `recognise` compares forms, never values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from quad4fhe.activations import ACTIVATIONS, RELU, Activation
 
 _CLOSE = 1e-4  # relative; float16 constants are off by 5e-4 of a unit, and no two known forms are this near
-_LIMIT = 16  # terms of an expression that is still followed
+_LIMIT = 16  # terms of the longest expression that is followed
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Expression:
 
     @classmethod
     def of(cls, terms: dict[tuple[Atom, ...], float]) -> Expression:
-        """An expression with these terms, in one order."""
+        """The expression with these terms, sorted."""
         kept = {key: value for key, value in terms.items() if value}
         return cls(tuple(sorted(kept.items(), key=lambda item: repr(item[0]))))
 
@@ -79,7 +79,7 @@ def constant(value: float) -> Expression:
 
 
 def quotient(above: Expression, below: Expression) -> Expression | None:
-    """u / (1 + |u|), the one quotient that is an activation; None for any other."""
+    """u / (1 + |u|), the only quotient that is an activation; None for any other."""
     return PLAIN.function("softsign") if (above, below) == (PLAIN, PLAIN.function("abs") + constant(1.0)) else None
 
 
@@ -93,7 +93,7 @@ class Recognised:
 
 
 def recognise(found: Expression) -> Recognised | None:
-    """The activation that an expression is, or None."""
+    """The known activation of this form, or None."""
     terms = dict(found.terms)
     shift = terms.pop((), 0.0)
     for form in (_one_function, _times_u, _gelu, _gelu_tanh):
@@ -130,7 +130,7 @@ def _one_function(terms: _Terms) -> _Known | None:
         if math.isinf(low) or (math.isinf(high) and low != 0):
             return None
         return _clip(low, high), line, scale
-    if atom.name not in ACTIVATIONS:  # erf and abs are only parts of one
+    if atom.name not in ACTIVATIONS:  # erf and abs alone are not activations
         return None
     return Activation(atom.name, atom.parameters), line, scale
 

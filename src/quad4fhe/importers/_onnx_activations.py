@@ -1,4 +1,4 @@
-"""Elementwise nodes of an ONNX graph: activations in one node, and the pieces of those that take several."""
+"""Elementwise nodes of an ONNX graph: activations in one node, and parts of activations that take several."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from quad4fhe.importers._chain import Chain
 from quad4fhe.importers._expressions import Expression, constant, quotient
 from quad4fhe.importers._onnx_flow import Constants, Flow, Node, Rule, affine_chain
 
-_HUGE = 1e30  # a bound of a Clip that exporters write for "none"
+_HUGE = 1e30  # some exporters write a larger bound of a Clip for "none"
 
 
 def joined(node: Node, flows: list[Flow], inputs: int) -> Flow:
-    """The sum or product of two expressions of the same pre-activations: an activation in the making."""
+    """The sum, difference, product or quotient of two expressions of the same pre-activations."""
     origins = [flow.origin or flow.chain for flow in flows]
     known = all(flow.kind in ("affine", "activated", "sigmoid") for flow in flows) and origins[0] is origins[-1]
     if (
@@ -46,7 +46,7 @@ def _is_open(chain: Chain) -> bool:
 
 def _nonlinear(node: Node, flow: Flow, expression: Expression) -> Flow:
     origin = flow.origin or flow.chain
-    origin.activate(node.label)  # raises the error of an early activation, or of two without a layer between them
+    origin.activate(node.label)  # raises InputError for an activation before any layer, or right after another one
     return replace(flow, chain=origin, kind="activated", origin=origin, expression=expression)
 
 
@@ -70,7 +70,7 @@ def with_number(op: str, expression: Expression, at: int, value: float) -> Expre
 
 
 def _named(name: str, *attributes: tuple[str, float]) -> Rule:
-    """The rule of an operation that is an activation, with its attributes and their defaults in ONNX."""
+    """The rule of an operation that is an activation; ONNX's attributes and their defaults are its parameters."""
 
     def rule(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
         return function(node, flow, name, *(float(node.number(key, default)) for key, default in attributes))
@@ -107,7 +107,7 @@ def _clip(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
 
 
 def _extreme(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
-    """Max(x, 0), Min(x, 6): one data input and numbers."""
+    """Max(x, 0) or Min(x, 6): the data and one number."""
     if len(node.inputs) != 2:
         raise node.refuse("takes more than the data and one number")
     end = _one_number(node, constants.input(node, 1 - at))

@@ -1,7 +1,8 @@
-"""What an ONNX graph is read with: its nodes and constants, and the data on its edges."""
+"""An ONNX graph as importers see it: its nodes and constants, and the data on its edges."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,13 +20,13 @@ _SUPPORTED = (
     "BatchNormalization between them and Sigmoid, Softmax or ArgMax after them"
 )
 
-# affine: values of the chain. activated: a nonlinear expression of them. sigmoid: squashed one by one. scores: the
+# affine: values of the chain. activated: a nonlinear expression of them. sigmoid: a Sigmoid of each. scores: the
 # largest wins. complement: 1 - sigmoid of one score. label: the decision itself. shape: sizes of the data.
 Kind = Literal["affine", "activated", "sigmoid", "scores", "complement", "label", "shape"]
 
 
 class Node:
-    """A node with its attributes as a dictionary and a label for error messages."""
+    """A node with its attributes as a dictionary, and a label for error messages."""
 
     def __init__(self, proto: Any) -> None:
         from onnx import helper
@@ -34,10 +35,10 @@ class Node:
         self.name = str(proto.name)
         # str: names that are not UTF-8 come as bytes.
         self.op = str(proto.op_type)
-        self.domain = str(proto.domain)
+        self.domain = "" if proto.domain == "ai.onnx" else str(proto.domain)
         self.inputs: list[str] = list(proto.input)
         self.outputs: list[str] = list(proto.output) or [""]
-        # The file chooses the operation's name, and an error must be one printable line.
+        # The name comes from the file, and an error must be one printable line.
         kind = self.op if self.op.isidentifier() else repr(self.op)
         self.label = f"node {proto.name or self.outputs[0]!r} ({kind})"
         with parsing(f"the attributes of {self.label}", "export the model again"):
@@ -47,11 +48,11 @@ class Node:
         """A numeric attribute."""
         value = self.attributes.get(name, default)
         if not isinstance(value, int | float):
-            raise self.refuse(f"has no number as {name}")
+            raise self.refuse(f"has an attribute {name} that is not a number")
         return value
 
     def numbers(self, name: str, default: float) -> NDArray[np.float64]:
-        """An attribute that lists numbers, as a vector."""
+        """An attribute that is a list of numbers, as a vector."""
         with parsing(f"the attribute {name!r} of {self.label}", "export the model again"):
             return np.asarray(self.attributes.get(name, [default]), dtype=np.float64)
 
@@ -85,22 +86,19 @@ class Constants:
             return array.astype(np.float64)
 
     def fold(self, node: Node) -> None:
-        """Evaluate a node without data inputs, if it is one of the few that exporters write."""
+        """Evaluate a node without data inputs, if its operation is one of the few that exporters write there."""
         if node.op == "Constant":
-            self._constant(node)
+            for key, value in node.attributes.items():
+                if key == "value":
+                    self._arrays[node.outputs[0]] = self._array(node.outputs[0], value)
+                elif key in ("value_float", "value_floats", "value_int", "value_ints"):
+                    self._arrays[node.outputs[0]] = np.asarray(value)
         elif node.op in ("Identity", "Cast", "Transpose") and node.inputs and node.inputs[0] in self:
             array = self[node.inputs[0]]
             if node.op == "Transpose":
                 with parsing(f"the axes of {node.label}", "export the model again"):
                     array = array.transpose(node.attributes.get("perm"))
             self._arrays[node.outputs[0]] = array
-
-    def _constant(self, node: Node) -> None:
-        for key, value in node.attributes.items():
-            if key == "value":
-                self._arrays[node.outputs[0]] = self._array(node.outputs[0], value)
-            elif key in ("value_float", "value_floats", "value_int", "value_ints"):
-                self._arrays[node.outputs[0]] = np.asarray(value)
 
     @staticmethod
     def _array(name: str, tensor: Any) -> NDArray[Any]:
@@ -111,6 +109,40 @@ class Constants:
         return array
 
 
+class Graph:
+    """The nodes and constants of an onnx.ModelProto.
+
+    `data` holds the names of the tensors that depend on an input.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.constants = Constants(model.graph.initializer)
+        self.inputs = [value for value in model.graph.input if value.name not in self.constants]
+        self.nodes = [Node(proto) for proto in model.graph.node]
+        self.data = {value.name for value in self.inputs}
+        for node in self.nodes:
+            if any(name in self.data for name in node.inputs):
+                self.data.update(name for name in node.outputs if name)
+            else:
+                self.constants.fold(node)
+
+    def shape(self) -> list[int] | None:
+        """The declared shape of the first input, 0 where it is left open; None if it is not declared."""
+        tensor = self.inputs[0].type.tensor_type
+        return [int(dim.dim_value) for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+
+    def check_features(self, features: int) -> None:
+        """Raise InputError if samples have another size than the first layer: a Reshape may cut one into several."""
+        shape = self.shape()
+        width = math.prod(shape if len(shape) == 1 else shape[1:]) if shape else 0
+        if width not in (0, features):
+            raise InputError(
+                f"the graph takes {width} values per sample, but its first layer takes {features}; "
+                "supported: samples as rows, or images flattened to rows"
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class Flow:
     """The data on one edge of the graph: the chain that computed it, and the kind of values it holds now."""
@@ -118,12 +150,12 @@ class Flow:
     chain: Chain
     kind: Kind
     vector: bool = False  # the input is one sample of shape (d,), not rows
-    # The values as an expression of those of `origin`, as long as every operation since is the same for all units.
+    # The values as an expression of those of `origin`, while every operation since then is the same for all units.
     origin: Chain | None = None
     expression: Expression = PLAIN
 
     def through(self, chain: Chain) -> Flow:
-        """After an affine operation that fixes a new origin."""
+        """The data after an affine operation, which becomes the new origin."""
         return replace(self, chain=chain, kind="affine", origin=None, expression=PLAIN)
 
 
@@ -131,20 +163,16 @@ Rule = Callable[[Node, Flow, int, Constants], Flow]
 
 
 def affine_chain(node: Node, flow: Flow) -> Chain:
+    """The chain that `node` continues with an affine map; an activation before it must be a known one."""
     if flow.kind == "shape":
         raise node.refuse("computes with the sizes of the data")
-    if flow.kind in ("activated", "sigmoid"):  # a Sigmoid that a layer follows is no tail
-        return _activated(node, flow)
-    if flow.kind != "affine":
+    if flow.kind == "affine":
+        return flow.chain
+    if flow.kind not in ("activated", "sigmoid"):  # a Sigmoid followed by a layer is an activation
         raise node.refuse("comes after the scores were turned into probabilities or labels")
-    return flow.chain
-
-
-def _activated(node: Node, flow: Flow) -> Chain:
-    """The chain with the activation that its expression is known to be."""
     found = recognise(flow.expression)
     if found is None:
-        raise node.refuse("comes after an elementwise function that is no known activation")
+        raise node.refuse("comes after an elementwise function that is not a known activation")
     chain = flow.origin or flow.chain
     if found.inner != (1.0, 0.0):
         chain = chain.scale(node.label, *found.inner)

@@ -1,32 +1,62 @@
-"""The nodes of an ONNX graph: each is folded into the chain, harmless to the decision, or rejected by name.
+"""Walk an ONNX graph: each node is folded into the chain, harmless to the decision, or rejected by name.
 
-Every rule is a function of a node and its one data input; `onnx` walks the graph. A tail (Softmax, ArgMax, labels) is
-accepted only if it keeps the decision of the logits.
+Every rule is a function of a node and its one data input. A tail (Softmax, ArgMax, labels) is accepted only if it keeps
+the decision of the logits.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quad4fhe.errors import InputError
+from quad4fhe.importers._chain import Chain
 from quad4fhe.importers._onnx_activations import RULES as ACTIVATIONS
 from quad4fhe.importers._onnx_activations import function, joined, with_number
-from quad4fhe.importers._onnx_flow import Constants, Flow, Node, Rule, affine_chain
+from quad4fhe.importers._onnx_flow import Constants, Flow, Graph, Node, Rule, affine_chain
 
 _FLOATS = frozenset((1, 10, 11, 16))  # TensorProto.FLOAT, FLOAT16, DOUBLE, BFLOAT16
 
 
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """Where a walk arrived: the one chain behind the graph's outputs, and whether they are probabilities or labels."""
+
+    chain: Chain
+    is_probability: bool
+
+
+def walk(graph: Graph, start: str, flow: Flow, first: int = 0) -> Walk:
+    """Follow the data from the tensor `start` through the nodes from `first` on, to the graph's outputs."""
+    flows: dict[str, Flow] = {start: flow}
+    for node in graph.nodes[first:]:
+        if any(name in flows for name in node.inputs):
+            # Only the first output carries the data: others, such as Dropout's mask, stay unknown names.
+            flows[node.outputs[0]] = apply(node, flows, graph.constants)
+    reached = [flows[value.name] for value in graph.model.graph.output if value.name in flows]
+    useful = [flow for flow in reached if flow.kind not in ("shape", "complement")]
+    if not useful:
+        raise InputError("no output of the graph is a score or label of its input; export the model again")
+    # A graph may end with an activation.
+    chains = [each.chain.activate("the last node") if each.kind == "activated" else each.chain for each in useful]
+    whole = [chain for chain in chains if chain.complete]
+    if any(chain is not whole[0] for chain in whole):
+        raise InputError("the outputs of the graph have different output layers; supported: one classifier per graph")
+    squashed = any(each.kind in ("sigmoid", "scores", "label") for each in useful)
+    return Walk(whole[0] if whole else chains[0], squashed)
+
+
 def apply(node: Node, flows: dict[str, Flow], constants: Constants) -> Flow:
-    """The data after `node`, or an InputError that names it."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    if (domain, node.op) == ("", "Concat"):
+    """The data after `node`; raises InputError, which names the node, if it can't be folded."""
+    if (node.domain, node.op) == ("", "Concat"):
         return _concat(node, flows)
-    rule = _RULES.get((domain, node.op))
+    rule = _RULES.get((node.domain, node.op))
     if rule is None:
-        raise node.refuse(f"is an operation{f' of domain {domain!r}' if domain else ''} that cannot be folded")
+        domain = f" of domain {node.domain!r}" if node.domain else ""
+        raise node.refuse(f"is an operation{domain} that can't be folded")
     at = [index for index, name in enumerate(node.inputs) if name in flows]
     # Reshape takes the data and its sizes; any other node with two data inputs joins two branches.
     if len(at) > 1 and not (node.op == "Reshape" and at == [0, 1] and flows[node.inputs[1]].kind == "shape"):
@@ -36,7 +66,7 @@ def apply(node: Node, flows: dict[str, Flow], constants: Constants) -> Flow:
 
 def is_foldable(node: Node) -> bool:
     """Whether a dense network may contain this operation."""
-    return ("" if node.domain == "ai.onnx" else node.domain, node.op) in _RULES or node.op in ("Constant", "Concat")
+    return (node.domain, node.op) in _RULES or node.op in ("Constant", "Concat")
 
 
 def _per_feature(node: Node, array: NDArray[Any]) -> NDArray[Any]:
@@ -48,7 +78,7 @@ def _per_feature(node: Node, array: NDArray[Any]) -> NDArray[Any]:
 
 def _gemm(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
     if at != 0 or node.number("transA", 0):
-        raise node.refuse("has its samples as columns, wanted rows")
+        raise node.refuse("takes samples as columns, wanted rows")
     chain = affine_chain(node, flow)
     weight = _matrix(node, constants.input(node, 1)) * node.number("alpha", 1.0)
     weight = weight if node.number("transB", 0) else weight.T
@@ -64,7 +94,7 @@ def _matmul(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
     chain = affine_chain(node, flow)
     weight = _matrix(node, constants.input(node, 1 - at))
     if at == 1 and not flow.vector:
-        raise node.refuse("has its samples as columns, wanted rows")
+        raise node.refuse("takes samples as columns, wanted rows")
     return flow.through(chain.linear(node.label, weight if at == 1 else weight.T))
 
 
@@ -140,7 +170,7 @@ def _reshape(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
         return flow
     chain = flow.chain
     if len(node.inputs) > 1 and node.inputs[1] not in constants:
-        # x.view(x.size(0), -1): the sizes are computed, so this is accepted only for flattening the input
+        # As in x.view(x.size(0), -1). The sizes are not known here, so it may only flatten the input.
         if chain.started:
             raise node.refuse("changes the shape of the data between the layers")
         return flow
@@ -152,7 +182,7 @@ def _reshape(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
 
 
 def _squeeze(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
-    """Drop or add the axis of a single score; of labels, any."""
+    """Drop or add any axis of labels, or the axis of a single score."""
     if flow.kind in ("label", "shape") or (flow.chain.complete and flow.chain.width == 1):
         return flow
     raise node.refuse("changes the shape of the data")
@@ -161,17 +191,17 @@ def _squeeze(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
 def _over_classes(node: Node, flow: Flow, default: int) -> None:
     axis = node.number("axis", default)
     if axis not in ((0, -1) if flow.vector else (1, -1)):
-        raise node.refuse(f"works along axis {axis}, which is not the classes'")
+        raise node.refuse(f"works along axis {axis}, which is not that of the classes")
     # A pair (1 - p, p) made from one score is "scores" already.
     if flow.kind != "scores" and flow.chain.width == 1:
-        raise node.refuse("works on a single score, so its answer is constant")
+        raise node.refuse("works on a single score, so its result is constant")
 
 
 def _tail(node: Node, flow: Flow) -> None:
     if not flow.chain.complete:
         raise node.refuse("comes before the last layer")
     if flow.kind not in ("affine", "sigmoid", "scores"):
-        raise node.refuse("comes after the decision was taken")
+        raise node.refuse("comes after the decision was made")
 
 
 def _sigmoid(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
@@ -179,14 +209,14 @@ def _sigmoid(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
         return function(node, flow, "sigmoid")
     _tail(node, flow)
     if flow.kind != "affine":
-        raise node.refuse("squashes scores twice")
-    # A tail, or the activation of another hidden layer: the nodes that follow tell.
+        raise node.refuse("comes after another Sigmoid or Softmax")
+    # The nodes that follow tell whether this is a tail or the activation of another hidden layer.
     return replace(flow, kind="sigmoid", expression=flow.expression.function("sigmoid"))
 
 
 def _softmax(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
     _tail(node, flow)
-    # The default axis was 1 before opset 13 and is -1 since: the same for rows of scores.
+    # The default axis was 1 before opset 13 and is -1 since then: the same for rows of scores.
     _over_classes(node, flow, -1)
     return replace(flow, kind="scores")
 
@@ -195,7 +225,7 @@ def _argmax(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
     _tail(node, flow)
     _over_classes(node, flow, 0)
     if node.number("select_last_index", 0):
-        raise node.refuse("takes the last class on a tie, wanted the first")
+        raise node.refuse("decides for the last class on a tie, wanted the first")
     return replace(flow, kind="label")
 
 
@@ -205,7 +235,7 @@ def _zipmap(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
 
 
 def _lookup(node: Node, flow: Flow, at: int, constants: Constants) -> Flow:
-    """Class names by index, or one of the sizes of the data."""
+    """Look up class names by index, or one of the sizes of the data."""
     if (flow.kind, at) in (("label", 1), ("shape", 0)):
         return flow
     raise node.refuse("picks some of the data")

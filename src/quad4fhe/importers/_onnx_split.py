@@ -1,58 +1,63 @@
-"""Cut an ONNX graph in two: a feature part that runs at the client, and the head, which is fitted and encrypted.
+"""Read ONNX graphs that can't be folded as a whole, in one of two ways.
 
-The search goes backwards from the outputs and takes the earliest tensor from which the rest of the graph is a
-classifier with one hidden layer, so that everything affine in front of the hidden layer is folded into the head.
+`split` and `cut_at` cut a graph in two: a feature part that runs at the client, and the head, which is fitted and
+encrypted. The search goes backwards from the outputs and takes the earliest tensor from which the rest of the graph is
+a classifier with one hidden layer, so that everything affine in front of the hidden layer is folded into the head.
+
+`behind_first_layer` (`--split first`) reads the first layer and keeps the whole graph. It is for networks whose later
+layers can't be read (residual connections, gates, normalisation, attention), but whose first computation is a dense
+layer. onnxruntime computes their decisions, and the polynomial acts on the first layer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from quad4fhe.activations import RELU, Activation
+from quad4fhe.deep import GraphMLP
 from quad4fhe.errors import InputError
 from quad4fhe.feature_part import FeaturePart, check_graph
 from quad4fhe.importers._chain import Chain
-from quad4fhe.importers._onnx_flow import Flow
-from quad4fhe.importers._onnx_graph import Graph, Walk
-from quad4fhe.importers._onnx_nodes import is_foldable
+from quad4fhe.importers._expressions import recognise
+from quad4fhe.importers._onnx_flow import Flow, Graph
+from quad4fhe.importers._onnx_nodes import Walk, apply, is_foldable, walk
 from quad4fhe.io.files import parsing
 
 AUTO, FIRST = "auto", "first"
-_BEFORE, _AFTER = 400, 64  # tensors that are tried without success, before and after the first success
+_BEFORE, _AFTER = 400, 64  # failed attempts after which the search ends, before and after its first success
+_WAY_OUT = (
+    "--split first wants a graph from one matrix of samples, through a Linear layer (Gemm, or MatMul and Add), to one "
+    "tensor of scores; export it with torch.onnx.export from the inputs of that layer on"
+)
 
-
-@dataclass(frozen=True, eq=False)
-class Cut:
-    """The feature part and the walk through the head."""
-
-    part: FeaturePart
-    walk: Walk
+Cut = tuple[FeaturePart, Walk]
+"""The feature part, and the walk through the head."""
 
 
 def split(graph: Graph) -> Cut | None:
-    """The cut of a graph whose front can't be folded; None if no cut leaves a classifier with one hidden layer.
+    """Cut a graph whose front can't be folded; None if no cut leaves a classifier with one hidden layer.
 
     A graph of dense layers alone is not cut: its first layers would be handed to every client.
     """
-    found: tuple[int, str, Walk] | None = None
+    found: tuple[str, Walk] | None = None
     failed = 0
     for index in range(len(graph.nodes) - 1, -1, -1):
         name = graph.nodes[index].outputs[0]
         if name not in graph.data:
             continue
-        walk = _head(graph, name, index + 1)
-        failed = 0 if walk is not None else failed + 1
-        if walk is not None:
-            found = index, name, walk
+        head = _head(graph, name, index + 1)
+        failed = 0 if head is not None else failed + 1
+        if head is not None:
+            found = name, head
         elif failed > (_BEFORE if found is None else _AFTER):
             break
-    if found is None or all(is_foldable(node) for node in _needed(graph, found[1])):
+    if found is None or all(is_foldable(node) for node in _needed(graph, found[0])):
         return None
-    return Cut(extracted(graph, found[1]), found[2])
+    return _extracted(graph, found[0]), found[1]
 
 
 def cut_at(graph: Graph, name: str) -> Cut:
-    """The cut at a tensor or after a node of this name."""
+    """Cut a graph at the tensor or after the node of this name."""
     places = {node.name: node.outputs[0] for node in graph.nodes if node.name}
     tensor = name if name in graph.data else places.get(name, name)
     if tensor not in graph.data:
@@ -61,23 +66,23 @@ def cut_at(graph: Graph, name: str) -> Cut:
         raise InputError(f"the graph has no tensor or node {name!r} to split at; its last tensors are {shown}")
     at = [index for index, node in enumerate(graph.nodes) if tensor in node.outputs]
     if not at:
-        raise InputError(f"{name!r} is an input of the graph, so nothing would be in front of the split; leave it out")
-    walk = graph.walk(tensor, Flow(Chain(), "affine"), at[0] + 1)
-    walk.chain.mlp()  # raises if the rest is no classifier
-    return Cut(extracted(graph, tensor), walk)
+        raise InputError(f"{name!r} is an input of the graph, so there is nothing to split off; leave out the split")
+    head = walk(graph, tensor, Flow(Chain(), "affine"), at[0] + 1)
+    head.chain.mlp()  # raises InputError if the rest is not a classifier
+    return _extracted(graph, tensor), head
 
 
 def _head(graph: Graph, name: str, first: int) -> Walk | None:
     """The walk from a tensor to the outputs, if it is a classifier with one hidden layer."""
     try:
-        walk = graph.walk(name, Flow(Chain(), "affine"), first)
+        found = walk(graph, name, Flow(Chain(), "affine"), first)
     except InputError:
         return None
-    return walk if walk.chain.complete and walk.chain.started else None
+    return found if found.chain.complete and found.chain.started else None
 
 
 def _needed(graph: Graph, tensor: str) -> list[Any]:
-    """The nodes that a tensor is computed with, in order."""
+    """The nodes that compute a tensor, in order."""
     wanted, kept = {tensor}, []
     for node in reversed(graph.nodes):
         if wanted & set(node.outputs):
@@ -86,8 +91,8 @@ def _needed(graph: Graph, tensor: str) -> list[Any]:
     return kept[::-1]
 
 
-def extracted(graph: Graph, tensor: str) -> FeaturePart:
-    """The part of the graph that computes a tensor, as a graph of its own."""
+def _extracted(graph: Graph, tensor: str) -> FeaturePart:
+    """The part of the graph that computes a tensor, as a separate graph."""
     import onnx
     from onnx import helper
 
@@ -124,3 +129,55 @@ def _declared(model: Any, tensor: str) -> Any:
         if value.name == tensor and value.type.tensor_type.elem_type:
             return helper.make_tensor_value_info(tensor, value.type.tensor_type.elem_type, None)
     return helper.make_tensor_value_info(tensor, onnx.TensorProto.FLOAT, None)
+
+
+def behind_first_layer(graph: Graph) -> tuple[GraphMLP, bool]:
+    """The network behind its first layer, and whether a Sigmoid follows its score."""
+    if len(graph.inputs) != 1:
+        raise InputError(f"the graph has {len(graph.inputs)} inputs; {_WAY_OUT}")
+    (start,) = graph.inputs
+    chain, activation = _first_layer(graph, start.name)
+    scores, squashed = _scores(graph)
+    part = _extracted(graph, scores)
+    (layer,) = chain.maps
+    graph.check_features(layer.weight.shape[1])
+    return GraphMLP(layer.weight, layer.bias, part, activation=activation), squashed
+
+
+def _first_layer(graph: Graph, start: str) -> tuple[Chain, Activation]:
+    """The affine maps up to the first activation, and that activation; ReLU if it is not a known one."""
+    flows: dict[str, Flow] = {start: Flow(Chain(), "affine")}
+    for node in graph.nodes:
+        if any(name in flows for name in node.inputs) and not any(
+            name in graph.data and name not in flows for name in node.inputs
+        ):
+            try:
+                flows[node.outputs[0]] = apply(node, flows, graph.constants)
+            except InputError:  # onnxruntime computes the rest
+                continue
+    seen = list(flows.values())
+    for each in seen:
+        origin = each.origin or each.chain
+        if each.kind in ("activated", "sigmoid") and origin.started and len(origin.maps) == 1:
+            same = [flow for flow in seen if flow.kind in ("activated", "sigmoid") and flow.origin is origin]
+            known = [found for flow in (same or [each]) if (found := recognise(flow.expression)) is not None]
+            plain = [found.activation for found in known if found.inner == (1.0, 0.0)]
+            return origin, plain[-1] if plain else RELU
+    dense = [each.chain for each in seen if each.kind == "affine" and each.chain.started and len(each.chain.maps) == 1]
+    if not dense:
+        first = graph.nodes[0].label if graph.nodes else "nothing"
+        raise InputError(f"the graph begins with {first}, and no Linear layer takes its input; {_WAY_OUT}")
+    return dense[-1], RELU
+
+
+def _scores(graph: Graph) -> tuple[str, bool]:
+    """The tensor of scores behind the graph's outputs, before a Softmax or Sigmoid."""
+    made: dict[str, Any] = {name: node for node in graph.nodes for name in node.outputs if name}
+    outputs = [value.name for value in graph.model.graph.output if value.name in graph.data]
+    if len(outputs) != 1 or outputs[0] not in made:
+        raise InputError(f"the graph has {len(outputs)} outputs that depend on its input; {_WAY_OUT}")
+    name, squashed = outputs[0], False
+    while made[name].op in ("Identity", "Cast", "Softmax", "LogSoftmax", "Sigmoid") and made[name].inputs[0] in made:
+        squashed = squashed or made[name].op == "Sigmoid"
+        name = made[name].inputs[0]
+    return name, squashed

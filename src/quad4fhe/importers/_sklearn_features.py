@@ -13,10 +13,10 @@ from quad4fhe.io.files import one_line
 
 
 def feature_part(steps: list[tuple[str, Any]], example: Any) -> FeaturePart:
-    """The (label, transformer) steps as one ONNX graph; `example` tells the types of columns, if it is given.
+    """The (label, transformer) steps as one ONNX graph; the types of the columns are those of `example`, if given.
 
-    Numbers are float64 where skl2onnx has all converters for them; some write float32 whatever comes in, and a graph
-    that mixes both can't be run. Such a graph is written again with float32 throughout.
+    Numbers are float64 if possible. Some converters of skl2onnx always write float32, and a graph that mixes both can't
+    be run; then the graph is written again with float32 throughout.
     """
     part = _written(steps, example, double=True)
     try:
@@ -44,18 +44,19 @@ def _written(steps: list[tuple[str, Any]], example: Any, *, double: bool) -> Fea
     except (MissingConverter, MissingShapeCalculator):
         names = ", ".join(label for label, _ in steps)
         raise InputError(
-            f"skl2onnx can't write {names} as ONNX; use transformers it knows, or apply them before and pass features"
+            f"skl2onnx can't write {names} as ONNX; use transformers that it supports, or apply them yourself and pass "
+            "features"
         ) from None
     except Exception as error:  # its converters raise errors of many kinds
         raise InputError(
-            f"skl2onnx can't write the preprocessing ({one_line(error)}); pass example=, a few raw rows, for the types"
+            f"skl2onnx can't write the preprocessing ({one_line(error)}); pass a few raw rows as example="
         ) from None
     del model.graph.output[1:]
     return FeaturePart(model.SerializeToString(deterministic=True))
 
 
 def _text_options(front: Any) -> dict[int, dict[str, str]]:
-    """Vectorisers lower their texts by the rules of a locale, and "C" is the one that every machine has."""
+    """The locale by which vectorisers lower texts: "C", the only one that every machine has."""
     from sklearn.feature_extraction.text import CountVectorizer
 
     found = [step for _, step in front.steps]
@@ -67,7 +68,7 @@ _OPSETS = {"": 17, "ai.onnx.ml": 3}
 
 
 def _types(first: Any, example: Any, double: bool) -> list[tuple[str, Any]]:
-    """The inputs of the graph: one matrix of numbers, or a column each where some hold text."""
+    """The inputs of the graph: one matrix, or one input per column if columns have names or some hold text."""
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType, StringTensorType
 
     number = DoubleTensorType if double else FloatTensorType
@@ -76,8 +77,7 @@ def _types(first: Any, example: Any, double: bool) -> list[tuple[str, Any]]:
     width = int(getattr(first, "n_features_in_", 0)) or len(_columns(example))
     if not width:
         raise InputError(
-            f"skl2onnx can't write a {type(first).__name__} that does not say how many columns it takes; "
-            "pass example=, a few raw rows"
+            f"skl2onnx can't write a {type(first).__name__} of unknown width; pass a few raw rows as example="
         )
     text = _text_columns(first, width) if example is None else [_is_text(each) for each in _columns(example)]
     names = [str(name) for name in getattr(first, "feature_names_in_", ())]
@@ -87,8 +87,8 @@ def _types(first: Any, example: Any, double: bool) -> list[tuple[str, Any]]:
         return [("X", StringTensorType([None, width]))]
     if not names:
         raise InputError(
-            "the Pipeline was fitted on a matrix that holds both numbers and text; fit it on a DataFrame, whose "
-            "columns have names and types of their own"
+            "the Pipeline was fitted on a matrix with both numbers and text; fit it on a DataFrame, whose columns have "
+            "names and types"
         )
     kinds = (StringTensorType if is_text else number for is_text in text)
     return [(name, kind([None, 1])) for name, kind in zip(names, kinds, strict=True)]
@@ -108,7 +108,7 @@ def _is_text(column: Any) -> bool:
 
 
 def _text_columns(step: Any, width: int) -> list[bool]:
-    """Which columns hold text, by what the fitted transformers remember of them."""
+    """Which columns hold text, judged by the fitted attributes of the transformers."""
     text = [False] * width
     if hasattr(step, "transformers_"):
         names = [str(name) for name in getattr(step, "feature_names_in_", ())]

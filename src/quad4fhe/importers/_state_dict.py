@@ -1,8 +1,8 @@
 """Rebuild a model from torch-style names alone (`0.weight`, `bn.running_mean`).
 
 Names and shapes give the layers, but not always their order; an ambiguous order is rejected, never guessed. A state
-dict records neither the activation nor the epsilon of a BatchNorm: ReLU, unless another is given, and torch's default
-are assumed.
+dict records neither the activation nor the epsilon of a BatchNorm: unless an activation is given, ReLU is assumed, and
+torch's default epsilon always.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Layer:
 
     @property
     def width(self) -> int:
-        """Features of a BatchNorm."""
+        """The features of a BatchNorm."""
         return int(self.parts["running_mean"].size)
 
     def onto(self, chain: Chain) -> Chain:
@@ -54,9 +54,10 @@ class _Layer:
 
 
 ASSUMED = (
-    "a state dict does not say its activation: ReLU is assumed; if it is another, give it, as in --activation gelu"
+    "a state dict does not record its activation, so ReLU is assumed; name another one with, for instance, "
+    "--activation gelu"
 )
-"""The note on a model whose activation was not given."""
+"""The note of a model whose activation was not given."""
 
 
 def from_state_dict(entries: Mapping[str, NDArray[Any]], activation: Activation | str | None = None) -> MLP:
@@ -65,14 +66,16 @@ def from_state_dict(entries: Mapping[str, NDArray[Any]], activation: Activation 
     slopes, others = _slopes(entries)
     if slopes:
         if chosen is not None and set(slopes.values()) != {chosen}:
-            raise InputError(f"the activation is said to be {chosen}, but the state dict has the slopes of a PReLU")
+            raise InputError(
+                f"the activation given is {chosen}, but the state dict has the slopes of a PReLU; leave it out"
+            )
         return _assembled(others, slopes)
     made = _assembled(others, chosen or RELU)
     return made if chosen is not None else made.with_notes(ASSUMED)
 
 
 def _slopes(entries: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Activation], Mapping[str, NDArray[Any]]]:
-    """The slopes of PReLUs by name, the only layers with a weight vector and nothing else, and the other entries."""
+    """The slopes of PReLUs by name, and the other entries; only a PReLU has a weight vector and nothing else."""
     prefixes: dict[str, list[str]] = {}
     for key in entries:
         prefixes.setdefault(key.rpartition(".")[0], []).append(key)
@@ -83,7 +86,7 @@ def _slopes(entries: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Activation],
 
 
 def _between(groups: Sequence[list[_Layer]], slopes: Mapping[str, Activation]) -> list[Activation]:
-    """The PReLU between each pair of groups; refused where the numbers in the names do not show one for each."""
+    """The PReLU between each pair of groups; raises InputError if the numbers in the names do not give one each."""
     if len(groups) == 2 and len(slopes) == 1:
         return list(slopes.values())
     at = {_number(name): slope for name, slope in slopes.items()}
@@ -93,8 +96,8 @@ def _between(groups: Sequence[list[_Layer]], slopes: Mapping[str, Activation]) -
         found += [at[number] for number in at if low < number < high]
     if not len(found) == len(at) == len(slopes) == len(groups) - 1:
         raise InputError(
-            f"the state dict has {len(slopes)} PReLU layers for {len(groups) - 1} hidden layers, or names that do not "
-            f"say which belongs to which; {_WAY_OUT}"
+            f"the state dict has {len(slopes)} PReLU layers for {len(groups) - 1} hidden layers, or its names do not "
+            f"tell which belongs to which; {_WAY_OUT}"
         )
     return found
 
@@ -126,7 +129,7 @@ def _deeper_groups(layers: Sequence[_Layer]) -> list[list[_Layer]]:
     numbers = [_number(layer.name) for layer in layers]
     whole = {layer.name.rpartition(".")[0] for layer in layers}
     if len(stems) > 1 or len(set(numbers)) < len(numbers) or (len(whole) > 1 and not all(x.linear for x in layers)):
-        raise InputError(f"the names of the layers do not say in which order they run; {_WAY_OUT}")
+        raise InputError(f"the names of the layers do not tell their order; {_WAY_OUT}")
     groups: list[list[_Layer]] = [[]]
     for number, layer in sorted(zip(numbers, layers, strict=True), key=lambda each: each[0]):
         used = any(each.linear for each in groups[-1])
@@ -157,7 +160,7 @@ def _layers(entries: Mapping[str, NDArray[Any]]) -> list[_Layer]:
 
 
 def _by_index(layers: Sequence[_Layer]) -> tuple[list[_Layer], list[_Layer]] | None:
-    """Layers before and after the activation when all are numbered members of one Sequential, else None.
+    """Layers before and after the activation if all are numbered members of one Sequential, else None.
 
     A module without parameters leaves a gap in the numbers. The activation is in one of the gaps between both Linears,
     which decides the side of a BatchNorm as long as all gaps are on one side of it.
@@ -180,7 +183,7 @@ def _by_index(layers: Sequence[_Layer]) -> tuple[list[_Layer], list[_Layer]] | N
 
 
 def _by_shape(layers: Sequence[_Layer]) -> tuple[list[_Layer], list[_Layer]]:
-    """Layers before and after the activation when only the shapes say which comes first."""
+    """Layers before and after the activation if only the shapes tell which comes first."""
     first, second = _linear_order([layer for layer in layers if layer.linear])
     units, features = first.parts["weight"].shape
     outputs = second.parts["weight"].shape[0]
@@ -217,7 +220,7 @@ def _linear_order(pair: Sequence[_Layer]) -> Sequence[_Layer]:
     shapes = " and ".join(f"{layer.label} {layer.parts['weight'].shape}" for layer in pair)
     if not feeds(one, two):
         raise InputError(f"{shapes} fit in neither order; wanted (units, features) and (classes, units)")
-    # As many classes as features: only numbered names (fc1, fc2) still tell first from second.
+    # There are as many classes as features, so only numbers in the names (fc1, fc2) tell the order.
     numbers = [[int(digits) for digits in re.findall(r"\d+", layer.name)] for layer in pair]
     stems = {re.sub(r"\d+", "#", layer.name) for layer in pair}
     if len(stems) == 1 and numbers[0] != numbers[1]:
@@ -226,4 +229,4 @@ def _linear_order(pair: Sequence[_Layer]) -> Sequence[_Layer]:
 
 
 def _undecided(layer: _Layer) -> InputError:
-    return InputError(f"{layer.label} may come before or after the activation, its name does not say; {_WAY_OUT}")
+    return InputError(f"{layer.label} may come before or after the activation, its name does not tell; {_WAY_OUT}")

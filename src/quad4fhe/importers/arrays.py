@@ -1,6 +1,6 @@
 """Models as named arrays: .npz and .safetensors files with W1, b1, W2, b2, or with torch's names.
 
-`save` writes the first of the two namings.
+`save` writes W1, b1, W2, b2.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from quad4fhe.mlp import MLP
 
 _NAMES = ("W1", "b1", "W2", "b2")
 FORMAT = "quad4fhe-mlp-1"
-"""The mark of a model file that was written here."""
+"""The version marker that `save` writes."""
 _ACTIVATION, _PART, _NETWORK = "activation", "feature_part", "network"
-_LISTED = 8  # how many names of a foreign file an error shows
+_LISTED = 8  # names of arrays that an error shows
 
 
 def from_npz(path: str | Path, *, activation: Activation | str | None = None) -> MLP:
@@ -58,10 +58,10 @@ def from_safetensors(path: str | Path, *, activation: Activation | str | None = 
 
 
 def save(mlp: MLP, path: str | Path) -> None:
-    """Write W1, b1, W2, b2 in float64, the activation and the feature part; the suffix says how."""
+    """Write W1, b1, W2, b2 in float64, the activation and the feature part, as .safetensors or .npz."""
     place = Path(path)
     if isinstance(mlp, GraphMLP) and mlp.power:
-        raise InputError("the network is scaled, which its graph does not say; save the network itself")
+        raise InputError("the network is scaled, which its graph does not record; save the unscaled network")
     arrays: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(array) for name, array in _arrays(mlp).items()}
     if not all(each.is_default for each in mlp.activations):
         kinds = [each.plain() for each in mlp.activations]  # a deeper network has a list of them
@@ -98,7 +98,7 @@ def _from_names(names: Iterable[str], read: Callable[[str], NDArray[Any]], activ
         given = Activation.parse(activation) if isinstance(activation, str) else activation
         if own is not None and given is not None and set(own) != {given}:
             said = " and ".join(map(str, own))
-            raise InputError(f"the file says that its activation is {said}, not {given}; leave --activation out")
+            raise InputError(f"the file records that its activation is {said}, not {given}; leave out --activation")
         deepest = next(k for k in range(2, len(held) + 3) if not {f"W{k + 1}", f"b{k + 1}"} <= set(held))
         pairs = [(read(f"W{k}"), read(f"b{k}")) for k in range(1, deepest + 1)]
         if deepest > 2:
@@ -120,7 +120,7 @@ def _from_names(names: Iterable[str], read: Callable[[str], NDArray[Any]], activ
 
 def _bytes(name: str, array: NDArray[Any]) -> bytes:
     if array.dtype != np.uint8 or array.ndim != 1:
-        raise InputError(f"the entry {name!r} is no list of bytes; save the model again")
+        raise InputError(f"the entry {name!r} is not a list of bytes; save the model again")
     return array.tobytes()
 
 

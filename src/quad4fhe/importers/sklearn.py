@@ -16,7 +16,7 @@ from quad4fhe.importers import Importer
 from quad4fhe.importers._chain import Chain
 from quad4fhe.importers._sklearn_features import feature_part
 from quad4fhe.mlp import MLP
-from quad4fhe.names import Names, names_of
+from quad4fhe.names import names_of
 
 _SUPPORTED = (
     "supported: a fitted MLPClassifier with one hidden layer, alone or at the end of a Pipeline of StandardScaler, "
@@ -28,8 +28,8 @@ _ACTIVATIONS = {"relu": RELU, "tanh": Activation("tanh"), "logistic": Activation
 def from_sklearn(estimator: Any, *, example: Any = None) -> MLP:
     """Import a fitted MLPClassifier, alone or at the end of a Pipeline.
 
-    A binary classifier becomes one score (K = 1), positive for `classes_[1]`. Scalers and PCA next to the classifier
-    are folded into it; the steps in front of the first one that can't be folded become the feature part.
+    A binary classifier becomes one score (K = 1), positive for `classes_[1]`. Scalers and PCA right before the
+    classifier are folded into it; if other steps remain, they become the feature part.
     """
     try:
         from sklearn.base import is_regressor
@@ -49,26 +49,24 @@ def from_sklearn(estimator: Any, *, example: Any = None) -> MLP:
             raise InputError(f"{label} is not fitted; call fit(X, y) first") from None
     if not steps or not isinstance(steps[-1][1], MLPClassifier):
         came = f"the model ends in {steps[-1][0]}" if steps else "the Pipeline has no steps"
-        hint = "decisions are what is kept, and a regressor takes none; " if is_regressor(estimator) else ""
+        hint = "quad4fhe keeps decisions, and a regressor makes none; " if is_regressor(estimator) else ""
         raise InputError(f"{came}, wanted an MLPClassifier; {hint}{_SUPPORTED}")
-    front = max((k + 1 for k, (_, step) in enumerate(steps[:-1]) if not _is_affine(step)), default=0)
+    affine = _affine_steps()
+    folds = [type(step) in affine and not getattr(step, "clip", False) for _, step in steps[:-1]]
+    front = max((k + 1 for k, fold in enumerate(folds) if not fold), default=0)
     chain = Chain()
     for label, step in steps[front:-1]:
-        chain = _preprocess(chain, label, step)
+        weight, shift = affine[type(step)](step)
+        chain = chain.linear(label, weight, shift) if np.ndim(weight) == 2 else chain.scale(label, weight, shift)
     mlp = _classify(chain, *steps[-1])
+    classes = steps[-1][1].classes_.tolist()
     if front:
-        part = feature_part(steps[:front], example)
-        return mlp.with_feature_part(part).named(names_of(None, steps[-1][1].classes_.tolist()))
-    return mlp.named(_names(estimator, steps[-1][1]))
-
-
-def _names(estimator: Any, classifier: Any) -> Names:
-    """The names of a DataFrame that the model was fitted to, and of its classes."""
-    return names_of(getattr(estimator, "feature_names_in_", None), classifier.classes_.tolist())
+        return mlp.with_feature_part(feature_part(steps[:front], example)).named(names_of(None, classes))
+    return mlp.named(names_of(getattr(estimator, "feature_names_in_", None), classes))
 
 
 def _steps(name: str, estimator: Any) -> Iterator[tuple[str, Any]]:
-    """The steps of nested Pipelines in order; FrozenEstimator is looked through, 'passthrough' left out."""
+    """The steps of nested Pipelines in order, without 'passthrough', and with the estimator in a FrozenEstimator."""
     from sklearn.pipeline import Pipeline
 
     if type(estimator).__name__ == "FrozenEstimator":  # by name: older scikit-learn has no such class
@@ -81,30 +79,16 @@ def _steps(name: str, estimator: Any) -> Iterator[tuple[str, Any]]:
         yield (f"step {name!r} ({kind})" if name else kind), estimator
 
 
-def _is_affine(step: Any) -> bool:
-    """Whether the step is an affine map that is folded into the first layer."""
+def _affine_steps() -> dict[type, Callable[[Any], tuple[Any, Any]]]:
+    """The steps that fold into the first layer, by exact type, because a subclass may transform differently.
+
+    Each function gives the weight matrix, or the scale of each feature, and the shift.
+    """
     from sklearn import decomposition, preprocessing
 
-    scalers = (
-        preprocessing.StandardScaler,
-        preprocessing.RobustScaler,
-        preprocessing.MaxAbsScaler,
-        preprocessing.MinMaxScaler,
-    )
-    return type(step) in (decomposition.PCA, *scalers) and not getattr(step, "clip", False)
-
-
-def _preprocess(chain: Chain, label: str, step: Any) -> Chain:
-    from sklearn import decomposition, preprocessing
-
-    # Exact types: a subclass may transform differently.
-    if type(step) is decomposition.PCA:
-        rows = step.components_
-        if step.whiten:
-            rows = rows / np.sqrt(np.maximum(step.explained_variance_, np.finfo(rows.dtype).eps))[:, None]
-        return chain.linear(label, rows, -rows @ step.mean_)
-    maps: dict[type, Callable[[Any], tuple[Any, Any]]] = {
-        # with_mean=False still leaves a mean_ behind, so the option decides and not the attribute
+    return {
+        decomposition.PCA: _rotate,
+        # with_mean=False still leaves a mean_ behind, so the option decides and not the attribute.
         preprocessing.StandardScaler: lambda s: _standardise(
             s.mean_ if s.with_mean else 0, s.scale_ if s.with_std else 1
         ),
@@ -114,7 +98,13 @@ def _preprocess(chain: Chain, label: str, step: Any) -> Chain:
         preprocessing.MaxAbsScaler: lambda s: _standardise(0, s.scale_),
         preprocessing.MinMaxScaler: lambda s: (s.scale_, s.min_),
     }
-    return chain.scale(label, *maps[type(step)](step))
+
+
+def _rotate(step: Any) -> tuple[Any, Any]:
+    rows = step.components_
+    if step.whiten:
+        rows = rows / np.sqrt(np.maximum(step.explained_variance_, np.finfo(rows.dtype).eps))[:, None]
+    return rows, -rows @ step.mean_
 
 
 def _standardise(centre: Any, spread: Any) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
 """Models from torch: a module, a state dict, or a .pt/.pth file that holds a state dict.
 
-Modules mean what they do at inference time: BatchNorm uses its running statistics, Dropout does nothing.
+Modules are read as they act at inference time: BatchNorm uses its running statistics, Dropout does nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SUPPORTED = (
     "supported: a Sequential of Linear, BatchNorm1d, activation, Linear, with Dropout, Identity and Flatten anywhere "
     "and Softmax, LogSoftmax or Sigmoid at the end"
 )
-_NESTED = ("state_dict", "model_state_dict", "model", "net", "module", "weights")  # of checkpoints
-_EXPORT = "pass example=, a tensor of a few raw inputs, or export the model with torch.onnx.export"
+_NESTED = ("state_dict", "model_state_dict", "model", "net", "module", "weights")  # where checkpoints keep it
+_EXPORT = "pass a tensor of a few raw inputs as example=, or export the model with torch.onnx.export"
 
 
 def from_torch(
@@ -36,8 +36,8 @@ def from_torch(
 ) -> MLP:
     """Import a module that ends in Linear, activation, Linear, or a state dict of one.
 
-    Layers of a Sequential are read as they are. Any other module is exported to ONNX with `example`, a tensor of a few
-    raw inputs, and cut into feature part and head; `split` says where, as for `from_onnx`.
+    The layers of a Sequential are read directly. Any other module is exported to ONNX with `example`, a tensor of a few
+    raw inputs, and cut into feature part and head; `split` chooses the place, as in `from_onnx`.
     """
     torch = _torch()
     if isinstance(module, Mapping):
@@ -48,7 +48,7 @@ def from_torch(
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"got {type(module).__name__}, wanted a torch module or a state dict; {_SUPPORTED}")
     if activation is not None:
-        raise InputError("a torch module says its activation itself; leave activation= out")
+        raise InputError("a torch module has its own activation; leave out activation=")
     try:
         if split == "auto":
             return _sequential(module)
@@ -61,7 +61,7 @@ def from_torch(
 
 
 def _exported(module: Any, example: Any, split: str) -> MLP:
-    """The module by way of ONNX: the front becomes the feature part."""
+    """Export the module to ONNX and read that."""
     torch = _torch()
     from quad4fhe.importers.onnx import read_graph
 
@@ -90,19 +90,19 @@ def _exported(module: Any, example: Any, split: str) -> MLP:
         ) from None
     finally:
         module.train(training)
-    # A torch module with one output is a score: a regressor would have no classes to ask for.
+    # One output is read as a score, as for a Sequential.
     return read_graph(onnx.load_from_string(buffer.getvalue()), binary=True, split_at=split)
 
 
 def _weights(content: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The state dict inside a checkpoint that also holds an optimizer, an epoch and the like."""
+    """The state dict inside a checkpoint, which may also hold an optimizer and other entries."""
     torch = _torch()
     if any(isinstance(value, torch.Tensor) for value in content.values()):
         return content
     nested = [content[key] for key in _NESTED if isinstance(content.get(key), Mapping)]
     if nested:
         found = _weights(nested[0])
-        # DataParallel and Lightning put one more name in front of every entry.
+        # DataParallel and Lightning add one more name in front of every entry.
         first = {str(key).partition(".")[0] for key in found}
         if len(first) == 1 and all(str(key).count(".") >= 2 for key in found):
             return {str(key).partition(".")[2]: value for key, value in found.items()}
@@ -141,9 +141,9 @@ def from_torch_file(path: str | Path, *, activation: Activation | str | None = N
                 content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # on bad bytes torch.load raises KeyError, IndexError, UnicodeDecodeError and others
             if isinstance(error, pickle.UnpicklingError) or "TorchScript" in str(error):
-                came = "holds a whole pickled module or a TorchScript archive, which is never run, wanted a state dict"
+                came = "holds a pickled module or a TorchScript archive, which is never run, wanted a state dict"
             else:
-                came = "is damaged or no torch file, wanted a state dict"
+                came = "is damaged or not a torch file, wanted a state dict"
             raise InputError(f"{came}; {advice}") from error
         if not isinstance(content, Mapping):
             raise InputError(f"holds a {type(content).__name__}, wanted a state dict; {advice}")
@@ -164,9 +164,9 @@ def _layers(module: Any, name: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(module, sequential):
         yield name, module
     elif type(module).forward is not sequential.forward:
-        raise InputError(f"{type(module).__name__} has a forward of its own, which is not read; {_SUPPORTED}")
+        raise InputError(f"{type(module).__name__} defines its own forward, which is not read; {_SUPPORTED}")
     else:
-        # named_children skips the second use of a module, but one ReLU object may be two layers.
+        # named_children would skip the second use of an object, but one ReLU object may be two layers.
         for key, child in module._modules.items():
             yield from _layers(child, f"{name}.{key}" if name else key)
 
@@ -183,7 +183,7 @@ def _append(chain: Chain, label: str, layer: Any) -> Chain:
     nn = _torch().nn
     # Exact types: a subclass may compute something else, and hooks (old weight_norm) may change the weights.
     if layer._forward_pre_hooks or layer._forward_hooks:
-        raise InputError(f"{label} has forward hooks, which are not read; remove them first (for instance weight_norm)")
+        raise InputError(f"{label} has forward hooks, which are not read; remove them first (such as weight_norm)")
     if type(layer) in _activations():
         return chain.activate(label, _activations()[type(layer)](layer))
     if type(layer) is nn.Linear:
@@ -243,12 +243,14 @@ def _numpy(label: str, value: Any) -> NDArray[Any]:
     torch = _torch()
     if not isinstance(value, torch.Tensor):
         raise InputError(
-            f"{label} is of type {type(value).__name__}, wanted a tensor; of a checkpoint, pass its state dict alone"
+            f"{label} is of type {type(value).__name__}, wanted a tensor; from a checkpoint, pass the state dict alone"
         )
     try:
         array: NDArray[Any] = value.detach().to(device="cpu", dtype=torch.float64).numpy()
     except (RuntimeError, TypeError) as error:  # meta, quantised and sparse tensors
-        raise InputError(f"{label} holds a tensor without plain numbers ({one_line(error)})") from error
+        raise InputError(
+            f"{label} can't be converted to numbers ({one_line(error)}); pass a dense tensor with values"
+        ) from error
     return array
 
 
