@@ -171,7 +171,7 @@ def test_a_name_with_a_space_or_a_dollar_can_be_pasted_too() -> None:
     for name in ("my model.joblib", "$HOME.joblib", "it's.joblib", 'a"b.joblib'):
         with pytest.raises(InputError) as caught:
             MLP.load(name)
-        _, option, program = shlex.split(str(caught.value).partition("trust it: ")[2])
+        _, option, program = shlex.split(str(caught.value).partition("convert it: ")[2])
         assert option == "-c"
         loaded, saved = re.findall(r"load\((.*?)\)\)\.save\((.*)\)$", program)[0]
         assert ast.literal_eval(loaded) == name

@@ -73,7 +73,7 @@ def test_columns_in_another_order_are_put_in_order_and_a_missing_one_is_named(tm
     found, _ = read_samples(file, "test", Columns(FEATURES))
     assert np.array_equal(found, X)
     del mixed["weight"]
-    with pytest.raises(InputError, match=r"no column 'weight'.*it has 'id', 'dose', 'age'"):
+    with pytest.raises(InputError, match=r"no column 'weight'.*its columns are 'id', 'dose', 'age'"):
         read_samples(table(tmp_path / "short.csv", mixed), "test", Columns(FEATURES))
     np.savez(tmp_path / "mixed.npz", X=X[:, [1, 2, 0]], features=np.array(FEATURES)[[1, 2, 0]])
     assert np.array_equal(read_samples(tmp_path / "mixed.npz", "test", Columns(FEATURES))[0], X)
@@ -161,7 +161,7 @@ def test_the_commands_keep_show_and_check_names(tmp_path: Path, capsys: pytest.C
     assert [line.split(",")[1] for line in lines[1:]] == [CLASSES[c] for c in found.predict(X)]
     code, _, err = run(capsys, "verify", fit_file, test, "--label-column", "marks")
     assert code == 2
-    assert "no column 'marks', which --label-column names; it has 'grade', 'weight', 'dose', 'age'" in err
+    assert "no column 'marks' for --label-column; its columns are 'grade', 'weight', 'dose', 'age'" in err
     assert run(capsys, "verify", fit_file, test)[0] == 0  # in order by name, so it is the calibration data
 
 

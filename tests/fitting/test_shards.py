@@ -298,7 +298,9 @@ def test_files_that_can_not_be_used_are_named(tmp_path: Path) -> None:
         fit(mlp, [tmp_path / "short.npy", tmp_path / "narrow.npy"], family="shared")
     with pytest.raises(InputError, match=r"words.npy: X has dtype <U1"):
         fit(mlp, tmp_path / "words.npy", family="shared")
-    with pytest.raises(InputError, match=r"large.npz: 0.96 MB that can't be read by parts, of 1.5 MB of memory; save"):
+    with pytest.raises(
+        InputError, match=r"large.npz: 0.96 MB that can't be read in parts, with 1.5 MB of memory; save"
+    ):
         fit(mlp, tmp_path / "large.npz", memory="1.5MB", family="shared")
     with pytest.raises(InputError, match=r"no such file"):
         fit(mlp, tmp_path / "none.parquet", family="shared")
@@ -314,7 +316,7 @@ def test_files_that_are_read_whole_count_together_against_the_memory(tmp_path: P
     paths = [tmp_path / f"{k}.npz" for k in range(4)]
     for path in paths:
         np.savez(path, X=np.zeros((900, 1_000)))  # 7.2 MB
-    with pytest.raises(InputError, match=r"0.npz and 3 more: 28.8 MB that can't be read by parts, of 50 MB"):
+    with pytest.raises(InputError, match=r"0.npz and 3 more: 28.8 MB that can't be read in parts, with 50 MB"):
         fit(wide, paths, memory="50MB", family="shared")
     with pytest.raises(InputError, match=r"take at least (\d+) MB") as alone:
         fit(wide, np.zeros((3_600, 1_000)), memory="20MB", family="shared")
@@ -405,7 +407,7 @@ def test_a_file_that_changes_during_a_fit_or_a_check_is_noticed(tmp_path: Path) 
         def cut(what: str, done: int, total: int, path: Path = path) -> None:
             os.truncate(path, 200)
 
-        message = f"{name}: was changed while it was being read; leave it alone and run again"
+        message = f"{name}: changed while it was being read; run again without changing it"
         for change in (replace, cut):
             for work in (fit, verify):
                 write(path)
@@ -459,12 +461,12 @@ class Given(Rows):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.ones((39, 4)), r"what Given.read\(0, 40\) gave has shape \(39, 4\), wanted \(40, 4\)"),
-        (np.ones((40, 3)), r"what Given.read\(0, 40\) gave has 3 columns"),
-        (np.ones(160), r"gave has shape \(160,\)"),
-        (np.full((40, 4), "1"), "gave has dtype <U1, wanted real numbers"),
-        (np.ones((40, 4), dtype=complex), "gave has dtype complex128, wanted real numbers"),
-        (None, "gave has dtype object, wanted real numbers"),
+        (np.ones((39, 4)), r"the result of Given.read\(0, 40\) has shape \(39, 4\), wanted \(40, 4\)"),
+        (np.ones((40, 3)), r"the result of Given.read\(0, 40\) has 3 columns"),
+        (np.ones(160), r"\) has shape \(160,\)"),
+        (np.full((40, 4), "1"), r"\) has dtype <U1, wanted real numbers"),
+        (np.ones((40, 4), dtype=complex), r"\) has dtype complex128, wanted real numbers"),
+        (None, r"\) has dtype object, wanted real numbers"),
     ],
 )
 def test_what_a_source_of_ones_own_gives_is_checked(value: Any, message: str) -> None:
@@ -478,7 +480,7 @@ def test_a_source_that_workers_can_not_have_is_refused() -> None:
     source.read = lambda start, stop: X[start:stop]  # type: ignore[method-assign]
     with pytest.raises(InputError, match="can't be pickled"):
         fit(mlp, source, workers=2, family="shared")
-    with pytest.raises(NotImplementedError, match="give it read"):
+    with pytest.raises(NotImplementedError, match="has no method read"):
         fit(mlp, NoRead(), family="shared")
 
 

@@ -168,8 +168,8 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], list[str]]] = {
     "no X": ("x.npz", npz(W1=X), ["holds 'W1'", "'X' or 'X_cal' for the calibration samples"]),
     "the other role": ("x.npz", npz(X_test=X), ["holds 'X_test'", "'X_cal'"]),
     "noise npz": ("x.npz", data(b"noise" * 9), ["the .npz archive cannot be read"]),
-    "object npz": ("x.npz", npz(X=np.array([[None]], dtype=object)), ["'X'", "object arrays"]),
-    "object labels": ("x.npz", npz(X=X, y=np.array([1, "a", None], dtype=object)), ["'y'", "object arrays"]),
+    "object npz": ("x.npz", npz(X=np.array([[None]], dtype=object)), ["'X'", "numbers or text"]),
+    "object labels": ("x.npz", npz(X=X, y=np.array([1, "a", None], dtype=object)), ["'y'", "numbers or text"]),
     "text npz": ("x.npz", npz(X=np.array([["a"]])), ["X has dtype", "real numbers"]),
     "scale": ("x.npz", npz(X=np.ones((2, 3), np.int8), scale=np.ones(2)), ["scale has shape (2,)", "X (2, 3)"]),
     "labels of another length": ("x.npz", npz(X=X, y=Y[:2]), ["y has shape (2,)", "each of the 3 samples"]),
@@ -244,7 +244,7 @@ def test_a_row_group_must_have_the_rows_it_states(tmp_path: Path) -> None:
         rows = open_rows(tmp_path / "x.parquet", "test")
         assert np.array_equal(rows.read(2, 7)[:, 0], np.arange(2.0, 7.0))
         pq.write_table(pa.table({"a": np.arange(8.0)}), tmp_path / "x.parquet", row_group_size=written)
-        with pytest.raises(InputError, match=r"x.parquet: row group 0 does not have the number of rows it states"):
+        with pytest.raises(InputError, match=r"x.parquet: row group 0 has another number of rows than its metadata"):
             rows.read(0, 8)
 
 

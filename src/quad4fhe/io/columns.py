@@ -13,17 +13,17 @@ _LISTED = 6
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns to read: `features` in this order, None for all but the labels; and the column of the `label`.
+    """The columns to read: `features`, in this order, and `label`.
 
-    Without a `label`, the column named y, label, target or outcome is taken, unless it is one of the features. With
-    `features`, other columns of a table are not read.
+    Without `features`, every column but the labels is a feature. Without a `label`, the labels are in the column named
+    y, label, target or outcome, unless it is one of the features. All other columns are ignored.
     """
 
     features: tuple[str, ...] | None = None
     label: str | None = None
 
     def pick(self, header: Sequence[str]) -> tuple[list[int], int | None]:
-        """The indices of the features and of the labels in a table with this header (not empty)."""
+        """The indices of the features and of the labels in a table with this header, which is not empty."""
         label = self._label(header)
         if self.features is None:
             return [index for index in range(len(header)) if index != label], label
@@ -31,8 +31,8 @@ class Columns:
         missing = [name for name in self.features if name not in place]
         if missing:
             raise InputError(
-                f"has no column {listed(missing)}, wanted all {len(self.features)} features of the model by name; it "
-                f"has {listed(header)}"
+                f"has no column {listed(missing)}, wanted all {len(self.features)} features of the model by name; its "
+                f"columns are {listed(header)}"
             )
         twice = [name for name in self.features if list(header).count(name) > 1]
         if twice:
@@ -42,19 +42,19 @@ class Columns:
     def _label(self, header: Sequence[str]) -> int | None:
         if self.label is not None:
             if self.label not in header:
-                raise InputError(f"has no column {self.label!r}, which --label-column names; it has {listed(header)}")
+                raise InputError(f"has no column {self.label!r} for --label-column; its columns are {listed(header)}")
             return list(header).index(self.label)
         own = set(self.features or ())
         found = [index for index, name in enumerate(header) if name.lower() in LABEL_NAMES and name not in own]
         if len(found) > 1:
             both = " and ".join(repr(header[index]) for index in found)
-            raise InputError(f"the columns {both} may both hold the labels; name one with --label-column, or keep one")
+            raise InputError(f"the columns {both} may all hold the labels; name one with --label-column, or keep one")
         return found[0] if found else None
 
-    def without_names(self, width: int) -> None:
-        """Check a table that has no header: its columns count in their order, and none holds labels."""
+    def check_no_header(self) -> None:
+        """Raise InputError if these columns need a header; features can go by their order, labels can't."""
         if self.label is not None:
-            raise InputError(f"has no header, so --label-column {self.label} names nothing; write the table with one")
+            raise InputError(f"has no header with the name --label-column {self.label}; write the table with one")
 
 
 ALL = Columns()

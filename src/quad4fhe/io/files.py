@@ -1,8 +1,8 @@
-"""Files on disk: wording of errors, NumPy archives, atomic writes, safe opening, locks and digests.
+"""Files on disk: error messages, NumPy archives, atomic writes, safe opening, locks and digests.
 
 Every module that touches a file uses these functions. A file is written whole or not at all, and a problem with a file
 becomes a one-line `InputError`. Folders of requests and replies hold files of other people: functions for them follow
-no symbolic link and open regular files only.
+no symbolic links and open only regular files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(
 _LINK = "it is a symbolic link, which is not followed"
 
 
-# --- wording ----------------------------------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------------------------
 
 
 def one_line(error: BaseException) -> str:
@@ -81,8 +81,8 @@ def opened(path: str | Path) -> Iterator[Path]:
 def parsing(what: str, fix: str) -> Iterator[None]:
     """Turn any exception of a file format's reader into an InputError.
 
-    Wrap calls into the reader and little else, so that the file is not blamed for our mistakes. Readers of damaged
-    bytes also raise KeyError, AttributeError, TokenError and exceptions of their own, so this catches every Exception.
+    Wrap only calls of the reader, so that no mistake of this library is blamed on the file. On damaged bytes, readers
+    raise KeyError, AttributeError, TokenError and their own exceptions, so this catches every Exception.
     """
     try:
         yield
@@ -95,7 +95,7 @@ def parsing(what: str, fix: str) -> Iterator[None]:
 @contextmanager
 def open_npz(file: Path, fix: str) -> Iterator[np.lib.npyio.NpzFile]:
     """Open an .npz archive without reading its arrays; reading an array that needs pickle raises InputError."""
-    import numpy as np  # not at the top: commands that read no samples start without NumPy
+    import numpy as np  # here, so that commands that read no samples start without NumPy
 
     # Pass an open file: given a path, np.load does not close a damaged archive.
     with file.open("rb") as handle:
@@ -109,7 +109,7 @@ def open_npz(file: Path, fix: str) -> Iterator[np.lib.npyio.NpzFile]:
 
 def read_npz(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray[Any, Any]:
     """Read one array of an open archive."""
-    with parsing(f"the array {key!r} of the .npz archive", "object arrays and damaged archives are rejected"):
+    with parsing(f"the array {key!r} of the .npz archive", "write it again, as an array of numbers or text"):
         array: np.ndarray[Any, Any] = archive[key]
     return array
 
@@ -193,7 +193,7 @@ def writing(path: Path, *, durable: bool = True, private: bool = False, overwrit
         else:
             os.link(part, path)  # unlike a check and a rename, this cannot race with another process
         if durable:
-            with suppress(OSError):  # Windows can't, and does it in its own time
+            with suppress(OSError):  # Windows has no such call
                 sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
@@ -230,7 +230,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         opened_lock = open_own(folder / ".lock")
     except OSError as error:
-        raise InputError(f"can't use {folder}: its .lock: {error.strerror or error}; remove it") from None
+        raise InputError(f"can't lock {folder} with its file .lock: {error.strerror or error}; remove it") from None
     with opened_lock as file:
         if sys.platform != "win32":
             import fcntl
@@ -256,7 +256,7 @@ def _descriptor(path: Path, flags: int) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, new and removed ones; raises OSError where it can't be done."""
+    """Wait until new and removed names in a folder are on the disk; raises OSError if the system can't do this."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

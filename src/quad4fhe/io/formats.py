@@ -26,9 +26,9 @@ def suffixes(formats: Registry[F]) -> list[str]:
 
 
 def format_of(path: str | Path, formats: Registry[F], what: str, fix: str) -> F:
-    """The format with the suffix of `path`; its InputError has `what` was wanted, all suffixes, and how to `fix` it.
+    """The format with the suffix of `path`; the InputError for another suffix says `what` was wanted and the `fix`.
 
-    Formats of other packages are looked for only if no built-in format has the suffix.
+    Other packages are searched only if no built-in format has the suffix.
     """
     suffix = Path(path).suffix.lower()
     for look_further in (False, True):

@@ -1,6 +1,6 @@
 """A .parquet table of numeric columns, read row group by row group.
 
-Sequential reads decode each row group once; a read further back decodes a row group again.
+Sequential reads decode each row group once; a read of earlier rows decodes their row group again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ParquetRows(Rows):
         self._begin()
 
     def _begin(self) -> None:
-        """Start at row 0; `_rest` holds the decoded rows from `_at` on, `_batches` yields those after them."""
+        """Start at row 0; `_rest` holds decoded rows from `_at` on, and `_batches` yields the rows after them."""
         self._at = 0
         self._rest: NDArray[Any] = np.empty((0, self.shape[1]))
         self._batches: Iterator[NDArray[Any]] = iter(())
@@ -98,7 +98,7 @@ class ParquetRows(Rows):
             self._batches = self._decoded(bisect.bisect_right(self._starts, self._at) - 1)
             found = next(self._batches, None)
         if found is None:
-            raise InputError("ends before the row count it states; write it again")
+            raise InputError("has fewer rows than its metadata says; write it again")
         return found
 
     def _decoded(self, group: int) -> Iterator[NDArray[Any]]:
@@ -110,7 +110,7 @@ class ParquetRows(Rows):
                 with parsing("the Parquet table", "write it again"):
                     batch = next(batches, None)
                 if (at != end) if batch is None else (at + batch.num_rows > end):
-                    raise InputError(f"row group {group} does not have the number of rows it states; write it again")
+                    raise InputError(f"row group {group} has another number of rows than its metadata; write it again")
                 if batch is None:
                     return
                 yield np.column_stack([_numbers(pa, name, batch.column(name), at) for name in self._columns])
@@ -127,7 +127,7 @@ class ParquetRows(Rows):
             return None
         with self._opened() as file, parsing("the Parquet table", "write it again"):
             column = file.read([self.label]).column(self.label)
-        _refuse_empty_cells(self.label, column, 0)
+        _check_no_nulls(self.label, column, 0)
         return np.array(column.to_pylist())
 
 
@@ -160,7 +160,7 @@ def _kept(names: Sequence[str]) -> list[str]:
 
 
 def _columns(names: Sequence[str], columns: Columns) -> tuple[list[str], str | None]:
-    """The columns of features, and that of the labels."""
+    """The columns of features, and the column of labels."""
     kept = _kept(names)
     features, label = columns.pick(kept)
     if twice := next((name for name in kept if kept.count(name) > 1), None):
@@ -169,8 +169,8 @@ def _columns(names: Sequence[str], columns: Columns) -> tuple[list[str], str | N
 
 
 def _numbers(pa: Any, name: str, column: Any, first_row: int = 0) -> NDArray[Any]:
-    """The numbers of a column; an error counts its rows from `first_row` on."""
-    _refuse_empty_cells(name, column, first_row)
+    """The numbers of a column, whose first row is `first_row` of the table."""
+    _check_no_nulls(name, column, first_row)
     kind = column.type
     if pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
@@ -178,12 +178,12 @@ def _numbers(pa: Any, name: str, column: Any, first_row: int = 0) -> NDArray[Any
         raise InputError(
             f"column {name!r} has type {one_line(Exception(str(kind)))}, wanted numbers; convert or drop it"
         )
-    # Only booleans need a copy, and only a single chunk has the option.
+    # Only booleans need a copy, and only an array of one chunk has the option.
     array: NDArray[Any] = column.to_numpy(zero_copy_only=False) if hasattr(column, "buffers") else column.to_numpy()
     return array
 
 
-def _refuse_empty_cells(name: str, column: Any, first_row: int) -> None:
+def _check_no_nulls(name: str, column: Any, first_row: int) -> None:
     if column.null_count:
         row = first_row + column.is_null().to_pylist().index(True) + 1
         raise InputError(f"row {row}, column {name!r}: the cell is empty; fix or drop the row")

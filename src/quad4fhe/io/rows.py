@@ -1,6 +1,6 @@
 """Samples that are read in parts: arrays, .npy files on disk, several files one after the other.
 
-A source also knows whether its file has changed since it was opened. Readers check that the numbers are finite.
+A source also knows whether its file has changed since it was opened. It does not check that numbers are finite.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from quad4fhe.io.files import opened, parsing
 class Rows:
     """A sample matrix of `shape` (n, d) that is read in parts.
 
-    A source of your own defines `shape` and `read`, which gives the same rows every time. Workers get pickled copies.
+    A subclass defines `shape` and `read`, which must return the same rows every time. Workers get pickled copies.
     """
 
     shape: tuple[int, int]
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """The rows start to stop, shape (stop - start, d), of any real dtype."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say how its rows are read; give it read(start, stop)"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has no method read(start, stop), which returns rows; add one")
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(self.shape[0])
@@ -41,10 +39,10 @@ class Rows:
     def part(self, start: int, stop: int) -> NDArray[Any]:
         """The result of `read`, checked."""
         d = self.shape[1]
-        told = f"what {type(self).__name__}.read({start}, {stop}) gave"
+        told = f"the result of {type(self).__name__}.read({start}, {stop})"
         found = samples(told, self.read(start, stop), d)
         if found.shape[0] != stop - start:
-            raise InputError(f"{told} has shape {found.shape}, wanted ({stop - start}, {d}); give the rows asked for")
+            raise InputError(f"{told} has shape {found.shape}, wanted ({stop - start}, {d}); return these rows")
         return found
 
     def row(self, i: int) -> NDArray[np.float64]:
@@ -52,7 +50,7 @@ class Rows:
         return np.asarray(self.part(i, i + 1)[0], dtype=np.float64)
 
     def refuse_changed(self) -> None:
-        """Raise InputError if the source has changed since it was opened; without a file it cannot."""
+        """Raise InputError if the file of this source, if any, has changed since it was opened."""
 
 
 class Stamp:
@@ -65,7 +63,7 @@ class Stamp:
     def refuse_changed(self) -> None:
         """Raise InputError if the file has changed."""
         if self._look() != self._found:
-            raise InputError(f"{self._path}: was changed while it was being read; leave it alone and run again")
+            raise InputError(f"{self._path}: changed while it was being read; run again without changing it")
 
     def _look(self) -> tuple[int, int, int] | None:
         try:
@@ -77,10 +75,10 @@ class Stamp:
 
 @contextmanager
 def left_alone(*sources: Rows | None) -> Iterator[None]:
-    """Raise InputError if a file of these sources changes during the block, even if the block raises something else."""
+    """Raise InputError if a file of these sources changes during the block, in place of any error of the block."""
     try:
         yield
-    except Exception:  # if a file has changed, that is the likely reason
+    except Exception:  # if a file has changed, that is the likely cause
         _refuse_changed(sources)
         raise
     _refuse_changed(sources)
@@ -122,7 +120,7 @@ class FileRows(Rows):
             found = self._read(start, stop)
         except OSError as error:
             raise InputError(
-                f"{self.path}: cannot be read ({error.strerror or error}); it must be readable for every worker"
+                f"{self.path}: cannot be read ({error.strerror or error}); every worker must be able to read it"
             ) from None
         if found is None:
             raise InputError(f"{self.path}: ends before row {stop}; write it again")
@@ -184,14 +182,14 @@ class StackedRows(Rows):
 
 
 class ChosenRows(Rows):
-    """Some rows of another source; `at` (k,) are their places, in rising order."""
+    """Some rows of another source; `at` (k,) are their indices, in ascending order."""
 
     def __init__(self, rows: Rows, at: NDArray[np.int64]) -> None:
         self.rows, self.at = rows, at
         self.shape = (int(at.size), rows.shape[1])
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """The rows start to stop, read in spans of the source that are no longer than the request."""
+        """The rows start to stop, read from the source in spans of at most as many rows."""
         places, pieces = self.at[start:stop], []
         while places.size:
             first = int(places[0])
@@ -207,7 +205,7 @@ class ChosenRows(Rows):
 
 
 def held_bytes(rows: Rows, given: object = None) -> int:
-    """The bytes that rows take in memory beyond `given`, the array they may be a view of."""
+    """The bytes that rows take in memory, not counting `given`, of which they may be a view."""
     if isinstance(rows, StackedRows):
         return sum(held_bytes(part) for part in rows.parts)
     if isinstance(rows, ChosenRows):
@@ -225,7 +223,7 @@ def npy_rows(path: str | Path) -> FileRows:
 
 
 def check_matrix(dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Raise InputError unless samples have this dtype and shape: real numbers (n, d), at least one of each."""
+    """Raise InputError unless this is the dtype and shape of samples: real numbers (n, d), n and d at least 1."""
     if dtype.kind not in "biuf":
         raise InputError(f"X has dtype {dtype}, wanted real numbers; convert it with .astype(float)")
     if len(shape) != 2 or 0 in shape:
@@ -250,7 +248,7 @@ def _mapped_rows(mapped: np.memmap[Any, Any], path: Path, stamp: Stamp) -> FileR
 
 
 def as_rows(name: str, value: ArrayLike | Rows, columns: int) -> Rows:
-    """Check a sample matrix (n, columns) as `samples` does, without reading it, and give it as Rows."""
+    """Check a sample matrix (n, columns) as `samples` does, without reading it, and return it as Rows."""
     if isinstance(value, Rows):
         shape = getattr(value, "shape", None)
         if not (isinstance(shape, tuple) and len(shape) == 2 and all(isinstance(k, int) and k >= 0 for k in shape)):
@@ -260,7 +258,7 @@ def as_rows(name: str, value: ArrayLike | Rows, columns: int) -> Rows:
         return value
     array = samples(name, value, columns)
     if (mapped := _whole_map(value)) is not None:
-        mapped.flush()  # so that the file holds what was written, and its modification time stays
+        mapped.flush()  # so that the file has all changes, and keeps its modification time from here on
         path = Path(str(mapped.filename))
         return _mapped_rows(mapped, path, Stamp(path))
     return ArrayRows(array)
@@ -269,7 +267,7 @@ def as_rows(name: str, value: ArrayLike | Rows, columns: int) -> Rows:
 def _whole_map(array: object) -> np.memmap[Any, Any] | None:
     """The array if it maps a whole file, else None.
 
-    A view of a map reports the offset of the whole map, and the file of a copy-on-write map lacks its changes.
+    A view of a map has the offset of the whole map, and the file of a copy-on-write map does not have its changes.
     """
     if not isinstance(array, np.memmap) or array.mode == "c":
         return None

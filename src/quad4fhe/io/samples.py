@@ -1,7 +1,6 @@
 """Read samples, and labels if there are any, from users' files: .npz, .npy, .csv, .csv.gz, .parquet.
 
-This module finds the arrays or columns of samples and labels, and reads files in parts where it can. A .npy file stays
-on disk.
+This module finds the arrays or columns of samples and labels. Files in .npy and .parquet are read in parts.
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ _SUFFIX_OF_ROLE: dict[Role, str] = {"calibration": "cal", "test": "test"}
 
 
 def read_samples(path: str | Path, role: Role, columns: Columns = ALL) -> Samples:
-    """Read X (n, d) and y (n,), None without labels.
+    """Read X (n, d) and y (n,); y is None without labels.
 
-    An .npz archive holds X and y, or X_cal and y_cal for the role calibration, X_test and y_test for the role test;
-    integer codes are multiplied by `scale` where there is one. In a table, the column named y, label, target or
-    outcome holds the labels and every other column is a feature. `columns` names the features and the labels: the
-    features are put in this order. An .npz may name its columns in the array `features`.
+    An .npz archive holds X and y, or X_cal and y_cal for the role calibration, X_test and y_test for the role test; if
+    X holds integers and there is an array `scale`, X is multiplied by it. The array `features` can name the columns.
+
+    In a table, the column named y, label, target or outcome holds the labels, and every other column is a feature.
+    `columns` names them instead, and the features are put in its order.
     """
     name = Path(path).name.lower()
     readers: dict[str, Callable[[Path], Samples]] = {
@@ -69,7 +69,7 @@ def read_feature_names(path: str | Path, label: str | None = None) -> list[str] 
 
 
 def sample_names(given: Any, features: int, classes: int, label: str | None = None) -> Names:
-    """The names in a file, the first of several files, or a DataFrame; without those that do not fit the model."""
+    """The names in a file, the first of several files, or a DataFrame; lists of another length are left out."""
     if isinstance(given, list | tuple) and given and all(isinstance(each, str | Path) for each in given):
         given = given[0]
     if isinstance(given, str | Path):
@@ -108,11 +108,11 @@ def rows_of(
     memory: int | None = None,
     named: Columns = ALL,
 ) -> Rows:
-    """The samples (n, columns) in any form; files are opened and checked, but not read.
+    """The samples (n, columns) in any form; files that can be read in parts are opened and checked, but not read.
 
-    Columns of tables and DataFrames are taken by name, where `named` and they have names.
+    Columns of tables and DataFrames are taken by name if `named` has names.
 
-    Files that can only be read whole are read, if together they leave half of `memory` bytes free.
+    Other files are read whole, if together they take at most half of `memory` bytes.
     """
     if isinstance(given, str | Path):
         _refuse_larger([given], role, memory)
@@ -125,7 +125,7 @@ def rows_of(
 
 
 def ordered(name: str, given: Any, columns: Columns) -> Any:
-    """A DataFrame's columns in the order of the names, without that of the labels; anything else as it is."""
+    """A DataFrame with the features of `columns` alone, in their order; anything else is returned unchanged."""
     header = None if columns == ALL else frame_names(given)
     if header is None:
         return given
@@ -136,7 +136,7 @@ def ordered(name: str, given: Any, columns: Columns) -> Any:
 
 
 def frame_names(given: Any) -> list[str] | None:
-    """The column names of a DataFrame; None for anything else, or where a name is not text."""
+    """The column names of a DataFrame; None for anything else, or if a name is not text."""
     found = getattr(given, "columns", None)
     if found is None or not hasattr(given, "iloc"):
         return None
@@ -156,22 +156,22 @@ def open_rows(path: PathLike, role: Role, columns: Columns = ALL) -> Rows:
 
 
 def _refuse_larger(paths: Sequence[PathLike], role: Role, memory: int | None) -> None:
-    """Raise InputError for files that are read whole and would leave less than half of the memory free."""
+    """Raise InputError for files that are read whole and would take more than half of the memory."""
     sizes = {} if memory is None else {path: _whole_bytes(Path(path), role) for path in paths}
     size = sum(sizes[path] for path in paths if path in sizes)
     if memory is not None and 2 * size > memory:
         large = max(sizes, key=lambda path: sizes[path])
         others = sum(sizes[path] > 0 for path in paths) - 1
         raise InputError(
-            f"{large}{f' and {others} more' if others else ''}: {size / 1e6:.3g} MB that can't be read by parts, of "
-            f"{memory / 1e6:.3g} MB of memory; save the samples as .npy or .parquet, which can, or allow more memory"
+            f"{large}{f' and {others} more' if others else ''}: {size / 1e6:.3g} MB that can't be read in parts, with "
+            f"{memory / 1e6:.3g} MB of memory; save the samples as .npy or .parquet, or allow more memory"
         )
 
 
 def _whole_bytes(path: Path, role: Role) -> int:
     """The bytes of the samples in a file that can't be read in parts; 0 if it can, or does not exist."""
     if path.suffix.lower() in (".npy", ".parquet") or not path.is_file():
-        return 0  # opening it raises the error
+        return 0
     if path.suffix.lower() != ".npz":
         return path.stat().st_size
     with opened(path) as file, open_npz(file, "write it with numpy.savez(path, X=..., y=...)") as archive:
@@ -195,7 +195,7 @@ def _read_npz(file: Path, role: Role, columns: Columns) -> Samples:
             X = X.astype(np.float32) * scale.reshape(-1).astype(np.float32)
         y = read_npz(archive, f"y{ending}") if f"y{ending}" in archive else None
     if columns.label is not None:
-        raise InputError("is no table; --label-column names a column of a .csv or .parquet file, so leave it out")
+        raise InputError("is not a table; --label-column is for .csv and .parquet files, so leave it out")
     names = _npz_names(file, "features")
     if columns.features is None or names is None or X.ndim != 2 or len(names) != X.shape[1]:
         return X, y

@@ -1,6 +1,6 @@
 """Tables of text with one sample per row: .csv and .csv.gz.
 
-A first row of names is a header, and its names say which column holds the labels. Errors name the row, the line and
+If the first row holds names, it is a header, and tells which column holds the labels. Errors name the row, the line and
 the column of a bad cell.
 """
 
@@ -26,13 +26,13 @@ _FIX = "write it with commas between the cells, in UTF-8"
 
 
 def read_csv(file: Path, columns: Columns = ALL) -> Table:
-    """Read a .csv or .csv.gz table; the header is optional, labels need one."""
+    """Read a .csv or .csv.gz table; only labels need a header."""
     with parsing("the CSV table", _FIX), _text(file) as handle:
         first = next(_rows(handle), (0, []))[1]
         header = _header(first, columns)
         features, label = columns.pick(header) if header else (list(range(len(first))), None)
         if not header:
-            columns.without_names(len(first))
+            columns.check_no_header()
         handle.seek(0)
         try:
             cells = _read_fast(handle, len(first), skip_header=bool(header))
@@ -52,11 +52,11 @@ def csv_header(file: Path, columns: Columns = ALL) -> list[str]:
 
 
 def read_text(file: Path) -> tuple[list[str], list[list[str]]]:
-    """The names and the columns of a table as text; without a header the names are 1, 2, ... as text."""
+    """The names and the columns of a table, as text; without a header the names are 1, 2, ..."""
     with parsing("the CSV table", _FIX), _text(file) as handle:
         rows = list(_rows(handle))
     if not rows:
-        raise InputError("the table has no rows")
+        raise InputError("the table has no rows; write it again, with one sample per row")
     width = len(rows[0][1])
     for line, row in rows:
         if len(row) != width:
@@ -77,7 +77,7 @@ def _text(file: Path) -> TextIO:
 
 
 def _rows(handle: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not blank, each with the line it ends on."""
+    """The rows that are not blank, each with the number of its last line."""
     reader = csv.reader(handle)
     for row in reader:
         if len(row) > 1 or "".join(row).strip():
@@ -102,7 +102,7 @@ def _header(first: Sequence[str], columns: Columns) -> list[str]:
     if len(words) < len(names) and not named and not set(columns.features or [None]) <= set(names):
         raise InputError(f"row 1 has numbers and the text {words[0]!r}; wanted a header of names, or numbers only")
     if "" in names:
-        raise InputError(f"column {names.index('') + 1} has no name; if it is a saved row index, write without it")
+        raise InputError(f"column {names.index('') + 1} has no name; name it, or drop it if it is a saved row index")
     return names
 
 
@@ -112,7 +112,7 @@ def _read_fast(handle: TextIO, width: int, *, skip_header: bool) -> NDArray[np.f
     if skip_header:
         next(lines)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about a table without rows, which is rejected by its shape
+        warnings.simplefilter("ignore")  # about a table without rows, which `check_matrix` rejects
         cells = np.loadtxt(lines, delimiter=",", dtype=np.float64, comments=None, quotechar='"', ndmin=2)
     if cells.shape[1] != width:
         raise ValueError("the samples are not as wide as the header")
@@ -141,6 +141,5 @@ def _read_slow(handle: TextIO, width: int, header: Sequence[str], features: Sequ
                 raise InputError(f"row {index} (line {line}), column {name}: {came}; fix or drop the row")
             numbers.append(value)
         rows.append(numbers)
-    return np.array(rows, dtype=np.float64).reshape(len(rows), len(features)), np.array(
-        labels
-    ) if label is not None else None
+    X = np.array(rows, dtype=np.float64).reshape(len(rows), len(features))
+    return X, None if label is None else np.array(labels)
