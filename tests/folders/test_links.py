@@ -163,7 +163,7 @@ def test_control_characters_of_a_name_do_not_reach_a_terminal(
     for json in ([], ["--json"]):
         assert main(["score", *words, *json]) == 1
         told = capsys.readouterr()
-        assert "can't be printed" in told.out
+        assert "unprintable characters" in told.out
         for text in (told.out, told.err):
             assert all(c.isprintable() or c == "\n" for c in text), repr(text)
             assert "line\nbreak" not in text

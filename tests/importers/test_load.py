@@ -94,7 +94,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], list[str]]] = {
     "noise onnx": ("m.onnx", write(b"\xff\xfenoise" * 50), ["the ONNX model cannot be read", "export it again"]),
     "truncated npz": ("m.npz", truncated, [".npz archive"]),
     "an npy inside": ("m.npz", single, ["single array"]),
-    "objects": ("m.npz", objects, ["'b1'", "object arrays"]),
+    "objects": ("m.npz", objects, ["'b1'", "numbers or text"]),
     "unknown suffix": ("m.h5", write(b"x"), ["'.h5'", ".onnx", ".safetensors", "export the model"]),
     "pickle": ("m.pkl", write(b"x"), ["is never read", 'it: python -c "', "m.pkl')).save(", "m.safetensors')\""]),
     "no suffix": ("model", write(b"x"), ["no suffix", "wanted .npz"]),

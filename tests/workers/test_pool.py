@@ -206,7 +206,7 @@ def test_workers_that_die_in_set_up_are_reported(name: str) -> None:
 
 def test_set_up_that_can_not_be_sent_is_refused(name: str) -> None:
     lock = threading.Lock()
-    with pytest.raises(InputError, match="use functions of a module"):
+    with pytest.raises(InputError, match="use top-level functions of a module"):
         choose(name, 1).open(partial(tasks.made, lock))  # type: ignore[arg-type]
 
 
@@ -338,9 +338,9 @@ def test_workers_are_chosen_by_name_or_passed_through() -> None:
         choose("spark")
     with pytest.raises(InputError, match="at least 1"):
         choose("local", 0)
-    with pytest.raises(InputError, match="leave it out"):
+    with pytest.raises(InputError, match="leave out workers"):
         choose(local, 2)
-    with pytest.raises(InputError, match="the pool is of type int, wanted a name such as 'local', or Workers"):
+    with pytest.raises(InputError, match="the pool is of type int, wanted a name such as 'local' or a Workers"):
         choose(5)  # type: ignore[arg-type]
 
 

@@ -1,1 +1,1 @@
-"""Calibration data in shards, and the statistics that fitting asks of them."""
+"""Calibration data in shards, and the statistics that fitting computes from them."""

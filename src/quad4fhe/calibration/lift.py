@@ -1,8 +1,8 @@
-"""The lifted statistics through which a shared quadratic acts on a trained model, in blocks of rows.
+"""The lifted statistics, on which a shared quadratic acts linearly, in blocks of rows.
 
-`Lift` is one block: Q, L, B, b and the targets, which are the decisions of the ReLU model itself. `Statistics` is the
-whole data set: solvers ask it for a function of every block, in this process or on workers. The n(K-1) pairwise rows
-of the paper are differences of entries of Q and L, and are never formed.
+`Lift` is one block: Q, L, B, b and the targets, which are the decisions of the trained model. `Statistics` is the whole
+data set: solvers apply a function to every block, in this process or on workers. The n(K-1) pairwise rows of the paper
+are differences of entries of Q and L, and are never stored.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from quad4fhe.errors import InputError
 from quad4fhe.io.rows import ArrayRows
 from quad4fhe.mlp import MLP
 
-SWEEP_ROWS = 4096  # rows of one step of a margin sweep; a few n x K temporaries of this height stay in the cache
+SWEEP_ROWS = 4096  # rows of one step of a margin sweep; a few arrays of this height and K columns fit in the cache
 _SHARD_BYTES = 16 * 2**20  # of statistics
 
 Targets = Callable[[Shard, MLP], tuple[IntArray, BoolArray]]
-"""Computes the ReLU model's decisions on a shard and whether each is strict; `proof.exact.target_labels`."""
+"""Computes the trained model's decisions on a shard, and whether each is strict: `proof.exact.target_labels`."""
 
 
 def shard_rows(classes: int) -> int:
-    """The rows of a block. They depend on the model alone, so that sums do not depend on the number of workers."""
+    """The number of rows of a block. It depends on the model alone, so sums do not depend on the number of workers."""
     rows = SHARD_ROWS
     while rows > 1024 and rows * row_bytes(classes) > _SHARD_BYTES:
         rows //= 2
@@ -39,16 +39,16 @@ def shard_rows(classes: int) -> int:
 
 
 def row_bytes(classes: int) -> int:
-    """The bytes that the statistics of one row take."""
+    """The bytes of the statistics of one row."""
     return 16 * classes + 8
 
 
 @dataclass(frozen=True)
 class Lift:
-    """Class-wise statistics: Q and L (n, K), B and b (K,), target (n,); K >= 2, a binary score being (0, score).
+    """Statistics by class: Q and L (n, K), B and b (K,), target (n,); K >= 2, and a binary score counts as (0, score).
 
-    `ties` counts exact ties among the ReLU logits (their target is the lowest index), and `box` (2, d) holds the
-    smallest and largest value of each feature. A block of a larger data set begins at its row `first`.
+    `ties` counts exact ties among the logits (their target is the lowest index), and `box` (2, d) holds the smallest
+    and largest value of each feature. A block of a larger data set begins at its row `first`.
     """
 
     Q: Array
@@ -103,7 +103,7 @@ class Lift:
         return [(rows, self.Q[rows], self.L[rows], self.target[rows]) for rows in steps]
 
     def pair_rows(self, i: IntArray, rivals: IntArray) -> Array:
-        """Pairwise lifts (Definition 2) of samples i against rival classes, shape (len(i), 4)."""
+        """Pairwise lifts (Definition 2) of samples i against rival classes, (len(i), 4)."""
         t = self.target[i]
         return np.column_stack(
             [
@@ -116,14 +116,14 @@ class Lift:
 
 
 Make = Callable[[Shard, Array, Array], Lift]
-"""Computes the block of a shard with the offsets B and b."""
+"""Computes the block of a shard, with the offsets B and b."""
 
 
 @dataclass(frozen=True)
 class _View:
-    """How blocks are seen: made of a shard by `make`, minus the threshold `tau`, divided by `scales`.
+    """How blocks are computed: by `make` from a shard, minus the threshold `tau`, divided by `scales`.
 
-    `sample` is (share, seed) of the rows to take.
+    `sample` is (share, seed) if only some rows are taken.
     """
 
     make: Make
@@ -148,7 +148,7 @@ class Statistics:
     def of_shards(cls, shards: Shards, mlp: MLP, targets: Targets, report: Report | None = None) -> Statistics:
         """Compute the statistics of `mlp` on the rows of `shards`; `report` gets the number of finished shards.
 
-        Raises InputError for data on which there is no decision to keep.
+        Raises InputError if the model decides the same class for all rows.
         """
         view = _View(partial(shard_lift, targets=targets), *offsets(mlp))
         parts = dict(shards.stream(_summary, view, together=2, report=report))
@@ -156,11 +156,11 @@ class Statistics:
         return cls(shards, shards.samples, ties, box, view)
 
     @classmethod
-    def of_samples(cls, mlp: MLP, X: NDArray[Any], targets: Targets, name: str = "X_cal") -> Statistics:
+    def of_samples(cls, mlp: MLP, X: NDArray[Any], targets: Targets) -> Statistics:
         """The statistics of `mlp` on X (n, d), computed and kept in this process."""
-        rows = ArrayRows(samples(name, X, mlp.features))
-        refuse_empty(name, rows.shape[0])
-        return cls.of_shards(Shards(rows, shard_rows(mlp.classes), mlp, name=name), mlp, targets)
+        rows = ArrayRows(samples("X_cal", X, mlp.features))
+        refuse_empty("X_cal", rows.shape[0])
+        return cls.of_shards(Shards(rows, shard_rows(mlp.classes), mlp), mlp, targets)
 
     @classmethod
     def of(cls, lift: Lift) -> Statistics:
@@ -193,7 +193,7 @@ class Statistics:
         return self.shards.map(_on_block, self.view, function, args)
 
     def total(self, merge: Callable[[Any, Any], Any], function: Callable[..., Any], *args: Any) -> Any:
-        """The same, merged pairwise in any order."""
+        """The results of `map`, merged pairwise in any order."""
         if self._held is not None:
             return reduce(merge, (function(block, *args) for block in self._held))
         return self.shards.total(merge, _on_block, self.view, function, args)
@@ -333,7 +333,7 @@ def _summary(shard: Shard, view: _View) -> _Summary:
 
 
 def _merged(name: str, parts: list[_Summary]) -> tuple[int, Array]:
-    """The ties and the box of all blocks."""
+    """The ties and the box of all blocks together."""
     counts = np.sum([part.counts for part in parts], axis=0)
     if np.count_nonzero(counts) < 2:
         only, n = int(np.argmax(counts)), int(counts.sum())

@@ -1,6 +1,6 @@
-"""The binary lift: a plane in which a quadratic is a line, as clouds of points of the two classes, in blocks of rows.
+"""The binary lift: a plane in which a quadratic is a line, as a cloud of points for each class, in blocks of rows.
 
-Solvers ask for a function of every block's clouds. Counts, means and extent are computed here.
+Solvers apply a function to the clouds of every block. Counts, means and extent are computed here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quad4fhe.calibration.scratch import Arrays
 from quad4fhe.calibration.shards import SHARD_ROWS, Shard, Shards
 from quad4fhe.io.rows import ArrayRows
 
-_SAME_SUM = 1e-9  # two row sums of W2 this close count as equal: an eta that uses their difference would drown c
+_SAME_SUM = 1e-9  # two row sums of W2 this close count as equal: dividing by their difference gives a huge eta
 
 
 class Cloud(NamedTuple):
@@ -66,7 +66,7 @@ class Plane:
         return self._shards.map(_on_clouds, self._make, function, args)
 
     def total(self, merge: Callable[[Any, Any], Any], function: Callable[..., Any], *args: Any) -> Any:
-        """The same, merged pairwise in any order."""
+        """The results of `map`, merged pairwise in any order."""
         if self._held is not None:
             return reduce(merge, (function(plus, minus, *args) for plus, minus in self._held))
         return self._shards.total(merge, _on_clouds, self._make, function, args)

@@ -1,6 +1,6 @@
-"""Scratch files of a calibration: samples where worker processes can read them, and arrays that exceed the memory.
+"""Scratch files of a calibration: samples for worker processes to read, and arrays that exceed the memory.
 
-Both files lie in TMPDIR. Where the system allows it they have no name, so they are gone when their process ends,
+Both files are in TMPDIR. If the system allows it they have no name, so that they are gone when their process ends,
 however it ends.
 """
 
@@ -34,7 +34,7 @@ class _Place:
 class Store:
     """Arrays by key, computed once: the first `capacity` bytes in memory, the rest in a scratch file.
 
-    There is no eviction: every pass reads all shards, so the oldest arrays are as good as any.
+    There is no eviction: every pass reads all shards, so no arrays are better candidates than others.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -46,7 +46,7 @@ class Store:
         self._end = 0
 
     def keep(self, index: int, name: Hashable, make: Callable[[], Arrays]) -> Arrays:
-        """The arrays of this name of a shard; computed by `make` if they are not there."""
+        """The arrays with this name of a shard, computed by `make` if they are not stored."""
         key = index, name
         if key in self._memory:
             return self._memory[key]
@@ -104,9 +104,9 @@ class Store:
 
 
 class Staged:
-    """`rows` as workers can read them: arrays in memory are copied to one file, other sources stay as they are.
+    """`rows` in a form that workers can read: arrays in memory are copied to one file, other sources stay as they are.
 
-    `nameless` is for workers on this machine: they open the file through /proc, so that it needs no name (Linux).
+    With `nameless`, workers on this machine open the file through /proc, so that it needs no name (Linux).
     """
 
     def __init__(self, rows: Rows, *, nameless: bool) -> None:
@@ -140,7 +140,7 @@ class Staged:
             return self._written(rows)
         except OSError as error:
             raise InputError(
-                f"the samples can't be put where workers can read them, {folder} ({error.strerror or error}); "
+                f"the samples can't be written to {folder} for the workers ({error.strerror or error}); "
                 "set TMPDIR to a folder with room, or give a .npy file"
             ) from None
 
@@ -161,7 +161,7 @@ class Staged:
         elif self._file is None:
             handle, name = tempfile.mkstemp(prefix="quad4fhe-", suffix=".rows")
             self._named, self._file = Path(name), os.fdopen(handle, "wb")
-        # Opening this path gives the worker a file position of its own.
+        # A worker that opens this path gets its own file position.
         return self._named or Path(f"/proc/{os.getpid()}/fd/{self._file.fileno()}"), self._file
 
 

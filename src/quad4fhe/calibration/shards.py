@@ -1,7 +1,7 @@
 """A data set cut into shards, and functions of a shard run on a pool of workers.
 
 The cuts are always at the same rows, and results come back in the order of the shards, so no result depends on the
-number of workers. Without workers the shards are computed in this process; an array in memory is the same case.
+number of workers. Without workers, everything runs in this process.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from quad4fhe.workers.registry import DEFAULT, choose
 
 Report = Callable[[int, int], None]
 SHARD_ROWS = 65_536
-"""The largest number of rows of a shard; `lift.shard_rows` takes fewer if much is kept of each row."""
+"""The largest number of rows of a shard; `lift.shard_rows` takes fewer if the statistics of a row are large."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {f"{unit}I": 2 ** (10 * k) for k, unit in enumerate("KMGT", start=1)}
 
 
 class Shard:
-    """Rows `first` to `stop` of the data set, as a worker sees them; `subject` is what the work is about (an MLP)."""
+    """Rows `first` to `stop` of the data set, in a worker; `subject` is the object that tasks use (an MLP)."""
 
     def __init__(self, worker: ShardWorker, index: int) -> None:
         self.index, self.subject, self.name = index, worker.subject, worker.name
         self.first = index * worker.size
         self.stop = min(self.first + worker.size, worker.rows.shape[0])
         self._worker = worker
-        # keep(name, make): arrays of this shard, computed by `make` once. Solvers call it often, so it is bound here.
+        # keep(name, make): arrays of this shard, computed by `make` once. Bound here, because solvers call it often.
         self.keep: Callable[[Hashable, Callable[[], Arrays]], Arrays] = partial(worker.store.keep, index)
 
     @property
@@ -82,7 +82,7 @@ class ShardWorker:
         self.finite: set[int] = set()
 
     def __call__(self, task: ShardTask) -> list[Any] | _Rejected:
-        """Run a task. An error about the data is a result, so that the driver can raise that of the lowest shard."""
+        """Run a task. An error about the data is returned, so that the driver can raise that of the lowest shard."""
         results: list[Any] = []
         for index in range(task.first, task.last):
             try:
@@ -127,9 +127,9 @@ class Shards:
     size
         Rows of a shard.
     subject
-        What the work is about; workers find it as `Shard.subject`.
+        The object that tasks use, as `Shard.subject`.
     name
-        What error messages call the data.
+        The name of the data in error messages.
     pool
         Where workers run; None computes in this process.
     memory

@@ -1,4 +1,4 @@
-"""The client's side of scoring by files: turns samples into request files, and reply files into logits.
+"""The client's side of scoring folders: samples become request files, and reply files become logits.
 
 The folder of requests goes to the server and holds nothing secret: the plan, requests, and evaluation keys if the
 layout needs them. The index beside the folder stays with the client: it lists the rows in each file, which no server
@@ -37,7 +37,7 @@ _PLAN_BYTES = 2**26  # far more than any plan has
 
 @dataclass(frozen=True)
 class Written:
-    """A written folder of requests: its number of files, how many an earlier call wrote, and the new bytes."""
+    """A folder of requests: the number of files, how many of them an earlier call wrote, and the new bytes."""
 
     requests: int
     before: int
@@ -155,11 +155,11 @@ def read_replies(
     where = index_path(folder)
     head = Journal.head(where)
     if head is None:
-        raise InputError(f"{where} is missing: replies are read with the index that was written with the requests")
+        raise InputError(f"{where} is missing; put the index that was written with the requests beside their folder")
     plan = Plan.from_dict(head["plan"])
     checked = samples("X", X, plan.shape.features)
     if head["data"] != samples_sha256("X", checked):
-        raise InputError(f"{folder} was made from other samples than these; give the same data again")
+        raise InputError(f"{folder} was made from other samples; give the same data again")
     if head["key"] != key.key_id.hex():
         other = key_beside(key.file, lambda one: one.key_id.hex() == head["key"])
         fix = f"no key file beside {key.file or 'it'} has this id" if other is None else f"that is --key {other}"
@@ -206,7 +206,7 @@ def _head(plan: Plan, key: StoredKey, X: NDArray[Any]) -> dict[str, Any]:
 
 
 def _resolved(folder: Path) -> Path:
-    """Return a path with a name, because the index is named after it."""
+    """Return a path that ends in a name, because the index is named after it."""
     return folder if folder.name else folder.resolve()
 
 
@@ -220,7 +220,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _require_own(folder: Path, key_id: bytes, before: set[str]) -> None:
-    """Reject a folder with other requests; after a kill, at most one of our own is missing from the index."""
+    """Reject a folder with other requests; if we were killed, at most one of our own is missing from the index."""
     unknown = [path for path in folder.glob(f"*{REQUEST}") if path.name not in before]
     for path in unknown:
         with parsing(f"the file {shown(path.name)}", "choose an empty folder"), open_regular(path) as file:
@@ -233,7 +233,7 @@ def _write_plan(folder: Path, plan: Plan) -> None:
     place = folder / PLAN
     if os.path.lexists(place):
         if plan_of(folder).sha256 != plan.sha256:
-            raise InputError(f"{place} is another plan; choose another folder for these requests")
+            raise InputError(f"{place} holds another plan; choose another folder for these requests")
         return
     with writing(place, durable=False) as file:
         file.write(msgspec.json.encode(plan.to_dict()))

@@ -5,7 +5,6 @@ A journal is the client's index of requests (in `batches`) or the manifest of a 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,37 +12,32 @@ from typing import Any
 import msgspec
 
 from quad4fhe.errors import InputError
+from quad4fhe.he.container import DIGEST_BYTES, check_digest
 from quad4fhe.io.files import open_own, open_regular
-
-_BLOCK = 2**20
-DIGEST = 32  # bytes of SHA-256 at the end of every container
 
 
 def claimed_digest(path: Path) -> str:
-    """Return the SHA-256 at the end of a container, unchecked; it tells one container from another."""
+    """Return the SHA-256 at the end of a container, unchecked; it identifies the container."""
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - DIGEST))
-        return file.read(DIGEST).hex()
+        file.seek(max(0, size - DIGEST_BYTES))
+        return file.read(DIGEST_BYTES).hex()
 
 
 def intact_digest(path: Path) -> str | None:
     """Return the SHA-256 at the end of a container if it matches; None if the file is missing or damaged."""
     try:
         with open_regular(path) as file:
-            left = file.seek(0, os.SEEK_END) - DIGEST
+            size = file.seek(0, os.SEEK_END)
             file.seek(0)
-            digest = hashlib.sha256()
-            while left > 0 and (block := file.read(min(_BLOCK, left))):
-                digest.update(block)
-                left -= len(block)
-            return digest.hexdigest() if left == 0 and file.read() == digest.digest() else None
-    except OSError:
+            check_digest(file, size)
+        return claimed_digest(path)
+    except (OSError, InputError):
         return None
 
 
 class Journal:
-    """An append-only file of JSON lines; the first line, the head, identifies its subject.
+    """An append-only file of JSON lines; the first line, the head, tells what it belongs to.
 
     A writer that is killed leaves at most one unfinished line, which the next writer cuts off.
     """
@@ -107,7 +101,7 @@ class Journal:
             self._write(head)
         elif first != head:
             differ = ", ".join(sorted(name for name in {*first, *head} if first.get(name) != head.get(name)))
-            raise InputError(f"{self.path} belongs to something else (another {differ}); choose another folder")
+            raise InputError(f"{self.path} belongs to another {differ}; choose another folder")
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(msgspec.json.encode(line) + b"\n")

@@ -1,7 +1,7 @@
 """A scoring run: every request file in one folder gets exactly one reply file in another.
 
 A manifest with hashes records what is done. A damaged request is quarantined: it is listed with the reason, and not
-tried again until its bytes change. The next run tries requests again that failed for other reasons.
+tried again until its bytes change. Requests that failed for another reason are tried again in the next run.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError
 from quad4fhe.folders import worker
 from quad4fhe.folders.batches import KEYS, REPLY, REQUEST, plan_of
-from quad4fhe.folders.journal import DIGEST, Journal, claimed_digest, intact_digest
+from quad4fhe.folders.journal import Journal, claimed_digest, intact_digest
 from quad4fhe.he import backends, container
-from quad4fhe.he.container import Kind
+from quad4fhe.he.container import DIGEST_BYTES, Kind
 from quad4fhe.io.files import file_sha256, locked, open_regular, own_folder, remove_parts, shown, writing
 from quad4fhe.layouts import layout_of
 from quad4fhe.planning.plan import Fitted, Plan
@@ -33,7 +33,7 @@ Payload = Literal["auto", "files", "bytes"]
 MANIFEST = "manifest.jsonl"
 QUARANTINE = "quarantine"
 _VERSION = 1
-_KEY_BYTES = 2**31  # of all clients' evaluation keys, if they have to be sent to every worker
+_KEY_BYTES = 2**31  # limit on all clients' evaluation keys, if they are sent to every worker
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The result of a run. `quarantined` are damaged requests, also of earlier runs; `failed` may succeed next time."""
+    """The result of a run. `quarantined` requests are damaged, some in earlier runs; `failed` ones may work later."""
 
     pool: str
     workers: int
@@ -214,7 +214,7 @@ class _Run:
         for name in names:
             path = self.requests / name
             if name != shown(name):
-                self._fail(name, "its name has characters that can't be printed; rename it")
+                self._fail(name, "its name has unprintable characters; rename it")
                 continue
             try:
                 with open_regular(path) as file:
@@ -224,9 +224,9 @@ class _Run:
                         raise InputError(f"the container holds {kind.name}, wanted request")
                     if not identity.belongs_to(self.plan):
                         raise InputError(f"it was {identity.mismatch(self.plan)}; encrypt again with the wanted plan")
-                    # One byte more than there should be, so that the worker notices a file that is too long.
+                    # Read one byte more than there should be, so that the worker rejects a file that is too long.
                     data = first + file.read(size + 1 - len(first)) if self.send else None
-                digest = claimed_digest(path) if data is None else data[-DIGEST:].hex()
+                digest = claimed_digest(path) if data is None else data[-DIGEST_BYTES:].hex()
             except InputError as error:
                 self._quarantine(name, str(error))
             except OSError as error:
@@ -252,8 +252,8 @@ class _Run:
 
     def _keep(self, task: worker.Task, result: worker.TaskResult) -> None:
         if result.data is not None:
-            if hashlib.sha256(result.data[:-DIGEST]).hexdigest() != result.sha256:
-                self._fail(task.name, "its reply was damaged between the worker and here")
+            if hashlib.sha256(result.data[:-DIGEST_BYTES]).hexdigest() != result.sha256:
+                self._fail(task.name, "its reply was damaged on the way from the worker; run again")
                 return
             try:
                 worker.write_reply(self._reply(task.name), [result.data])
@@ -326,14 +326,14 @@ def _keys(plan: Plan, folder: Path, send: bool) -> dict[bytes, worker.Source]:
             continue  # the requests that need these keys will report them as missing
         if identity.key in found:
             raise InputError(
-                f"{shown(path.name)} and {files[identity.key]} both name the keys of client {identity.key.hex()}; "
-                "keep the one that this client sent, then run again"
+                f"{shown(path.name)} and {files[identity.key]} both hold keys of client {identity.key.hex()}; keep the "
+                "one that this client sent, then run again"
             )
         found[identity.key], files[identity.key] = source, shown(path.name)
         if send and size * len(found) > _KEY_BYTES:
             raise InputError(
-                f"more than {_KEY_BYTES / 1e9:.1f} GB of evaluation keys would go to every worker; put the folder "
-                "where all workers reach it and use payload files, or score fewer clients at a time"
+                f"more than {_KEY_BYTES / 1e9:.1f} GB of evaluation keys would go to each worker; put the folder where "
+                "all workers can read it and use payload files, or score fewer clients at a time"
             )
     return found
 
@@ -346,7 +346,7 @@ def _folder(replies: Path) -> Iterator[None]:
             own_folder(replies / QUARANTINE)
     except OSError as error:
         raise InputError(
-            f"can't use {error.filename or replies} for replies: {error.strerror or error}; name another"
+            f"can't use {error.filename or replies} for replies: {error.strerror or error}; name another folder"
         ) from None
     with locked(replies):
         remove_parts(replies)  # of a run that was killed

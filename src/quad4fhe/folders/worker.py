@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 from quad4fhe.errors import InputError, Quad4FHEError
-from quad4fhe.folders.journal import DIGEST
 from quad4fhe.he import container
 from quad4fhe.he.session import Server, key_cache
 from quad4fhe.io.files import open_regular, writing
@@ -38,7 +37,7 @@ class ReplyFolderError(Quad4FHEError):
 
 @dataclass(frozen=True)
 class Task:
-    """One request: its file or bytes, its digest, the key's id, and the reply's file; None to return the reply."""
+    """One request: its file or bytes, its digest, its key id, and the file of the reply; None to return the reply."""
 
     name: str
     request: Source
@@ -49,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The digest and size of a reply, and its bytes unless the worker has written them."""
+    """The digest and size of a reply, and its bytes if the worker has not written them."""
 
     sha256: str
     size: int
@@ -78,7 +77,6 @@ class _Scorer:
             reply = self._server.evaluate(container.read_request(self._plan, stream))
         parts = list(container.write_reply(self._plan, reply))
         digest, size = parts[-1].hex(), sum(map(len, parts))
-        assert len(parts[-1]) == DIGEST
         if task.reply is None:
             return TaskResult(digest, size, b"".join(parts))
         write_reply(Path(task.reply), parts)
@@ -87,7 +85,7 @@ class _Scorer:
     def _load_keys(self, key: bytes) -> None:
         source = self._keys.get(key)
         if source is None:
-            raise KeysError(f"no evaluation keys of client {key.hex()} in the folder; put its .keys file there")
+            raise KeysError(f"the folder has no evaluation keys of client {key.hex()}; put its .keys file there")
         try:
             self._server.load_keys(key, partial(_opened, source))
         except (InputError, OSError) as error:

@@ -29,7 +29,7 @@ VERSION = 1
 MAGIC = b"Q4FHE\r\n\x1a"
 _HEADER = struct.Struct("<8sHBB32s32s16s16s4IQ")
 HEADER_BYTES = _HEADER.size
-_DIGEST = 32
+DIGEST_BYTES = 32
 _BLOCK = 2**20
 
 
@@ -141,7 +141,7 @@ def find_form(plan: Plan, kind: Kind) -> Form | None:
 
 def size(plan: Plan, kind: Kind) -> int:
     """The exact number of bytes of a container."""
-    return HEADER_BYTES + form(plan, kind).payload + _DIGEST
+    return HEADER_BYTES + form(plan, kind).payload + DIGEST_BYTES
 
 
 def write_request(plan: Plan, request: Request) -> Iterator[bytes]:
@@ -167,7 +167,7 @@ def peek(data: bytes) -> tuple[Kind, Identity]:
 
 def check_digest(stream: Readable, length: int) -> None:
     """Check the SHA-256 at the end of a container of `length` bytes, without parsing anything."""
-    digest, left = hashlib.sha256(), length - _DIGEST
+    digest, left = hashlib.sha256(), length - DIGEST_BYTES
     while left > 0:
         part = _exactly(stream, min(left, _BLOCK))
         digest.update(part)
@@ -260,7 +260,7 @@ def _chunks(stream: Readable, wanted: Form, digest: Any) -> Iterator[Words]:
 
 def _compare(stream: Readable, digest: Any) -> None:
     """Read the end of a container and compare its digest; without a digest, check only that nothing follows."""
-    found = _exactly(stream, _DIGEST)
+    found = _exactly(stream, DIGEST_BYTES)
     if digest is not None and found != digest.digest():
         raise InputError("the container's SHA-256 does not match its content: it was damaged on the way")
     if stream.read(1):

@@ -17,21 +17,21 @@ from quad4fhe.io.files import one_line
 from quad4fhe.workers.codec import Answered, Failed, Lost, Outcome, traced
 
 Work = Callable[[Any], Any]
-LONGEST = 2**34  # bytes of one outcome: a worker that announces more is treated as lost
+LONGEST = 2**34  # bytes of one outcome; a worker that announces more counts as lost
 
 
 class WorkerLostError(Quad4FHEError):
-    """A worker ended before it answered, on every attempt; the task itself may be fine."""
+    """A worker ended before it answered, in every attempt; the task itself may be fine."""
 
 
 Deliver = Callable[[Outcome], None]
 
 
 class Worker(Protocol):
-    """One running worker: it sets up, then does tasks in the order in which it gets them.
+    """One running worker: it sets up, then does its tasks in order.
 
-    It delivers the outcome of the set-up first, then one outcome per task, from a separate thread. It delivers nothing
-    more after a Lost, or if the outcome of the set-up is not Answered.
+    It delivers the outcome of the set-up first, then one outcome per task, from a separate thread. After a Lost, or if
+    the outcome of the set-up is not Answered, it delivers nothing more.
     """
 
     @property
@@ -58,8 +58,8 @@ class Launcher(Protocol):
     def start(self, make: bytes, deliver: Deliver, *, longest: int = LONGEST, probe: bool = False) -> Worker:
         """Start a worker that calls the pickled function `make` once and passes its tasks to the result.
 
-        `longest` limits the bytes of an outcome where the kind of worker allows it. With `probe`, `Lost.idle` is exact
-        even where that takes another message.
+        `longest` limits the bytes of an outcome, if the kind of worker can do that. With `probe`, `Lost.idle` is exact
+        even if that takes another message.
         """
 
 
@@ -104,7 +104,7 @@ class ThreadedWorker(ABC):
 
     @abstractmethod
     def _clean_up(self) -> None:
-        """Release everything; the worker is ended if it still runs."""
+        """Release everything, and end the worker if it still runs."""
 
 
 _END = object()
@@ -116,7 +116,7 @@ def pickled(make: Callable[[], Work]) -> bytes:
         return pickle.dumps(make)
     except Exception as error:  # classes that can't be pickled raise anything
         raise InputError(
-            f"the workers' set-up can't be pickled ({one_line(error)}); use functions of a module"
+            f"the workers' set-up can't be pickled ({one_line(error)}); use top-level functions of a module"
         ) from None
 
 

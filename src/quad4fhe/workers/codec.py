@@ -29,7 +29,7 @@ _DEEPEST = 100
 
 
 class WorkError(Quad4FHEError):
-    """An error that can't be sent between processes unchanged; it has the name and message of the original."""
+    """Stands for an error that can't be sent between processes; it has the name and message of the original."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Lost:
-    """The worker ended before it answered; `idle` if it had ended before it was given the task."""
+    """The worker ended before it answered; `idle` if it ended before it got the task."""
 
     why: str
     idle: bool = False
@@ -147,7 +147,7 @@ def _packed(value: Any, deep: int) -> Any:
         return ["error", *error_fields(value)]
     fields = _fields(kind)
     if fields is None or _class(kind.__module__, kind.__qualname__) is not kind:
-        raise TypeError(f"a worker can't send a {kind.__name__}: wanted numbers, text, bytes, arrays and tuples")
+        raise TypeError(f"a worker can't send a {kind.__name__}; return numbers, text, bytes, arrays or tuples")
     return ["object", kind.__module__, kind.__qualname__, [_packed(getattr(value, f), deep - 1) for f in fields]]
 
 
@@ -161,8 +161,8 @@ def _pack_array(array: np.ndarray[Any, Any], deep: int) -> list[Any]:
     if array.dtype.kind == "O":
         return ["objects", list(array.shape), [_packed(each, deep) for each in array.ravel().tolist()]]
     if array.dtype.kind not in _KINDS:
-        raise TypeError(f"a worker can't send an array of {array.dtype}")
-    # Keep the order in memory: sums over an array depend on it in their last bits.
+        raise TypeError(f"a worker can't send an array of {array.dtype}; return numbers or text")
+    # Keep the memory order: the last bits of sums over an array depend on it.
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     return ["array", array.dtype.str, list(array.shape), order, array.tobytes(order)]  # type: ignore[arg-type]
 
@@ -220,7 +220,7 @@ def _object(parts: list[Any], deep: int) -> Any:
     kind = _class(str(module), str(name))
     fields = _fields(kind) if isinstance(kind, type) else None
     if kind is None or fields is None or len(fields) != len(values):
-        raise TypeError("an object of a class that is not data of this package")
+        raise TypeError("an object whose class is not a dataclass or named tuple of this package")
     found = _values(values, deep)
     if issubclass(kind, tuple):
         return tuple.__new__(kind, found)

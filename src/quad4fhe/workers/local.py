@@ -1,6 +1,6 @@
 """Local workers: processes on this machine that communicate over standard input and output.
 
-Each is a fresh interpreter. Nothing is forked and the caller's script does not run again, so the script needs no
+Each is a fresh interpreter. Nothing is forked, and the caller's script does not run again, so it needs no
 `if __name__ == "__main__"`. A worker ends when the driver is gone.
 """
 
@@ -30,9 +30,9 @@ _PROGRAM = (
     "from quad4fhe.workers.local import main; main()"
 )
 _LENGTH = struct.Struct("<Q")
-_TAKEN = b"\x01"  # sent by a worker that has read a task: from here on, its death may be the task's fault
+_TAKEN = b"\x01"  # sent by a worker that has read a task: if it ends after this, the task may be the cause
 _LOOK = 0.5  # seconds between a worker's checks that its driver is still there
-_GRACE = 2.0  # seconds for a process that closed its pipes to end by itself and leave an exit code
+_GRACE = 2.0  # seconds in which a process that has closed its pipes may end by itself, with an exit code
 
 
 class LocalWorkers(Workers):
@@ -143,7 +143,7 @@ def main() -> None:
     """Run a worker process: set up, then do one task after the other until the driver is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    # Outcomes have a separate channel, so a library that prints can't garble them.
+    # Outcomes have their own channel, so that prints of a library can't garble them.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     stdin = sys.stdin.buffer

@@ -35,9 +35,9 @@ class Done:
 
 
 class Workers(ABC):
-    """Workers that can be started: their kind and their number. Each kind is one subclass, listed in `registry`.
+    """Workers that can be started: their kind and number. Each kind is one subclass, listed in `registry`.
 
-    `name` is the kind's name; `on_this_machine` is true if every worker reaches this machine's files.
+    `name` is the name of the kind; `on_this_machine` is true if every worker can read this machine's files.
     """
 
     name: str
@@ -162,7 +162,7 @@ class Pool:
 
     def _run(self, pick: _Pick, put_back: _PutBack, depth: int) -> Iterator[Done]:
         if self._busy:
-            raise RuntimeError("a pool does one stream or gather at a time; finish or close the one before")
+            raise RuntimeError("a pool does one stream or gather at a time; finish or close the previous one")
         self._busy = True
         failed_starts = 0
         try:
@@ -185,12 +185,12 @@ class Pool:
                         why = outcome.why if isinstance(outcome, Lost) else f"set-up failed: {one_line(outcome.error)}"
                         raise WorkerLostError(f"no worker can be started any more: {why}")
         finally:
-            # The caller left early or an error occurred: nobody waits for these tasks any more.
+            # After an error, or if the caller left early, nobody waits for these tasks any more.
             self._stop([slot for slot in self._slots if slot.items])
             self._busy = False
 
     def _finish(self, slot: _Slot, outcome: Outcome, put_back: _PutBack) -> Done | None:
-        """Return the slot's first task as done; None if its worker died and it will be tried again."""
+        """Return the slot's first task as done; None if its worker died and the task will be tried again."""
         if isinstance(outcome, Lost):
             item, *rest = self._bury(slot)
             item.attempts -= 1
@@ -205,7 +205,7 @@ class Pool:
         return Done(item.index, item.task, result=outcome.value)
 
     def _fill(self, pick: _Pick, depth: int) -> None:
-        """Give out tasks round by round, so that every worker has a first one before any has a second."""
+        """Assign tasks in rounds, so that every worker has one task before any has two."""
         for level in range(1, depth + 1):
             for slot in self._slots:
                 if len(slot.items) >= level or (item := pick(slot)) is None:
@@ -233,7 +233,7 @@ class Pool:
     def _next(self) -> tuple[_Slot, Outcome]:
         while True:
             slot, generation, outcome = self._messages.get()
-            if generation == slot.generation:  # otherwise that worker was stopped, and nobody waits for it
+            if generation == slot.generation:  # otherwise this worker was stopped, and nobody waits for it
                 return slot, outcome
 
     def _start(self, slot: _Slot) -> None:
@@ -268,7 +268,7 @@ class Pool:
 
 
 def each(workers: Workers, function: Work, tasks: Iterable[Any]) -> Iterator[Done]:
-    """Do `function` for every task, without a set-up; see `Pool.stream`."""
+    """Apply `function` to every task, without a set-up; see `Pool.stream`."""
     with workers.open(partial(_unchanged, function)) as pool:
         yield from pool.stream(tasks)
 

@@ -1,6 +1,6 @@
 """Ray workers: actors on this machine or on a cluster.
 
-This uses the Ray that the process has joined, else the cluster at RAY_ADDRESS, else a Ray that it starts and stops with
+This uses the Ray that the process has joined, else the cluster at RAY_ADDRESS, else a Ray that starts and stops with
 the pool. Ray's own retries are off, because the pool retries.
 """
 
@@ -21,7 +21,7 @@ from quad4fhe.workers.base import LONGEST, Deliver, Launcher, ThreadedWorker, Wo
 from quad4fhe.workers.codec import Answered, Failed, Lost, Outcome, decoded, encoded
 from quad4fhe.workers.pool import Workers
 
-# Ray reads these when it is imported or started: send no usage reports, and behave as its warning announces.
+# Ray reads these when it is imported or started: no usage reports, and the new behaviour that its warning announces.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
@@ -34,18 +34,15 @@ _START_SECONDS = 120.0
 
 
 class RayWorkers(Workers):
-    """Actors of Ray with one CPU each; by default as many as the Ray in use has CPUs.
-
-    `store_bytes` is the size of the object store of a Ray that is started here; tasks and results in flight must fit.
-    """
+    """Actors of Ray with one CPU each; by default as many as the Ray in use has CPUs."""
 
     name = "ray"
 
-    def __init__(self, workers: int | None = None, *, store_bytes: int | None = None) -> None:
-        self._asked, self._store_bytes = workers, store_bytes
+    def __init__(self, workers: int | None = None) -> None:
+        self._asked = workers
 
     @property
-    def workers(self) -> int:  # type: ignore[override]  # known only once Ray runs
+    def workers(self) -> int:  # type: ignore[override]  # not known before Ray runs
         """The number of workers of a pool."""
         if self._asked is not None:
             return self._asked
@@ -53,7 +50,7 @@ class RayWorkers(Workers):
 
     @property
     def on_this_machine(self) -> bool:  # type: ignore[override]  # the same
-        """Whether every worker is on this machine, and so reaches its files."""
+        """Whether every worker is on this machine, and so can read its files."""
         if not ray.is_initialized():
             return _address() is None
         hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call, unused-ignore]
@@ -81,17 +78,16 @@ class RayWorkers(Workers):
         if address is not None:
             options: dict[str, Any] = {"address": address}
         else:
-            options = {"address": "local", "num_cpus": self.workers, "object_store_memory": self._store_bytes}
-            options["include_dashboard"] = False
+            options = {"address": "local", "num_cpus": self.workers, "include_dashboard": False}
         try:
             ray.init(**options, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"the cluster at RAY_ADDRESS={address}" if address else "Ray on this machine"
-            raise InputError(f"can't use {where}: {one_line(error)}") from None
+            raise InputError(f"can't use {where}: {one_line(error)}; check it, or take the pool 'local'") from None
 
 
 def _address() -> str | None:
-    """The cluster that the environment names; None for a Ray of our own."""
+    """The cluster that the environment names; None to start a Ray here."""
     address = os.environ.get("RAY_ADDRESS")
     return None if address in (None, "", "local") else address
 
@@ -110,7 +106,7 @@ class _Actor:
 
     def __init__(self, make: bytes, path: list[str]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Append the driver's path: its modules are found, and none shadows a module of this machine.
+        # Append the driver's path, so that its modules are found but don't shadow those of this machine.
         sys.path += [place for place in path if place not in sys.path]
         self._work = made(make)
 
@@ -148,7 +144,7 @@ class _RayWorker(ThreadedWorker):
     def send(self, task: Any) -> None:
         """Send the task now, while the actor still does the previous one."""
         # Ray sends the task only after the probe has answered. Otherwise a task that kills its worker at once could
-        # destroy that answer, and the worker would seem to have died idle.
+        # lose that answer, and the worker would seem to have died idle.
         probe = self._actor.ready.remote() if self._probe else None
         super().send((probe, self._actor.do.remote(task, probe)))
 
@@ -176,7 +172,7 @@ def _outcome(ref: Any, timeout: float | None = None) -> Outcome:
     try:
         answer = ray.get(ref, timeout=timeout)
     except ray.exceptions.GetTimeoutError:
-        return Lost(f"Ray did not start a worker within {_START_SECONDS:.0f} s; are its CPUs taken by others?")
+        return Lost(f"Ray did not start a worker within {_START_SECONDS:.0f} s; are its CPUs in use?")
     except ray.exceptions.RayActorError as error:
         return Lost(_why(error))
     except ray.exceptions.RayError as error:  # a task or result that can't be sent, or was lost in transit
@@ -187,9 +183,9 @@ def _outcome(ref: Any, timeout: float | None = None) -> Outcome:
 
 
 def _why(error: Exception) -> str:
-    """The useful part of Ray's message: its first sentence, or for an error in set-up the last line, with its name."""
+    """The useful part of Ray's message: its first line, or for an error in the set-up the last, which names it."""
     text = str(error)
     if "creation task" in text:
         return f"Ray says: {one_line(RuntimeError(text.strip().rpartition(chr(10))[2]))}"
-    memory = ", its machine ran low on memory" if "low on memory" in text or "OutOfMemory" in text else ""
+    memory = "; its machine ran low on memory" if "low on memory" in text or "OutOfMemory" in text else ""
     return f"Ray says: {one_line(RuntimeError(text.partition(chr(10))[0])).rstrip('.')}{memory}"

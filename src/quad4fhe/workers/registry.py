@@ -1,6 +1,6 @@
 """The kinds of workers by name. A new kind is one module with a subclass of `Workers`, and one line here.
 
-This module imports no kind: the command line lists the names quickly, and Ray may be absent.
+This module imports none of them, so that the command line lists the names quickly and Ray may be missing.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def choose(pool: str | Workers, workers: int | None = None) -> Workers:
     if isinstance(pool, str):
         return KINDS.get(pool)(workers)
     if not isinstance(pool, Workers):
-        raise InputError(f"the pool is of type {type(pool).__name__}, wanted a name such as {DEFAULT!r}, or Workers")
+        raise InputError(f"the pool is of type {type(pool).__name__}, wanted a name such as {DEFAULT!r} or a Workers")
     if workers not in (None, pool.workers):
-        raise InputError(f"workers is {workers}, but the pool that was given has {pool.workers}; leave it out")
+        raise InputError(f"workers is {workers}, but the given pool has {pool.workers}; leave out workers")
     return pool
 
 
