@@ -123,9 +123,9 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(InputError, match="nothing was written"):
+        with pytest.raises(InputError, match="nothing was changed"):
             keys.save(key, tmp_path / "own.key")
-        with pytest.raises(InputError, match="nothing was written"):
+        with pytest.raises(InputError, match="nothing was changed"):
             keys.rotate(tmp_path / "old.key")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -160,7 +160,7 @@ def test_a_wrong_or_missing_passphrase_is_refused(tmp_path: Path) -> None:
     keys.save(keys.generate(SMALL), tmp_path / "own.key", "correct horse")
     with pytest.raises(InputError, match="wrong passphrase"):
         keys.load(tmp_path / "own.key", "incorrect")
-    with pytest.raises(InputError, match="protected by a passphrase"):
+    with pytest.raises(InputError, match="needs its passphrase; give it with --ask-passphrase"):
         keys.load(tmp_path / "own.key")
     with pytest.raises(InputError, match="empty"):
         keys.save(keys.generate(SMALL), tmp_path / "two.key", "")

@@ -91,7 +91,7 @@ def test_a_server_that_lies_is_detected_in_ten_runs_of_ten(fit: Fit, made: Plan,
         if lie == "replay":
             remote.predict(X, known=known, canaries=COUNT)  # the reply that is played again
         for _ in range(RUNS):
-            with pytest.raises(ReplyError, match="canaries have other logits"):
+            with pytest.raises(ReplyError, match="canaries have wrong logits"):
                 remote.predict(X, known=known, canaries=COUNT)
             caught += 1
         assert len(remote.predict(X).decisions) == 100  # without canaries none of it is noticed
@@ -119,7 +119,7 @@ def test_trained_models_raise_no_alarm_and_other_weights_do(trained, name: str, 
             if name == "honest":
                 mixture.read(logits)
             else:
-                with pytest.raises(ReplyError, match="canaries have other logits"):
+                with pytest.raises(ReplyError, match="canaries have wrong logits"):
                     mixture.read(logits)
 
 
@@ -177,10 +177,10 @@ def test_wrong_canaries_are_refused_before_anything_is_sent(fit: Fit, made: Plan
             for arguments, said in (
                 ({"canaries": 3}, "need both"),
                 ({"known": known}, "need both"),
-                ({"known": known, "canaries": 201}, "only 200 known samples"),
+                ({"known": known, "canaries": 201}, "got 200; give more"),
                 ({"known": known, "canaries": made.per_request}, "room for samples"),
                 ({"known": outside, "canaries": 3}, "the known samples: .*outside the box"),
-                ({"known": Known(known.X, known.logits[:, :2]), "canaries": 3}, "take those of this model"),
+                ({"known": Known(known.X, known.logits[:, :2]), "canaries": 3}, "use known samples of this model"),
             ):
                 with pytest.raises(InputError, match=said):
                     remote.predict(X, **arguments)
@@ -212,7 +212,7 @@ def test_the_command_line_makes_known_samples_and_checks_with_them(
         server.answer = zeros(made)
         assert main(["query", server.url, str(tmp_path / "x.npy"), *options]) == 2
         out, err = capsys.readouterr()
-    assert "32 of 32 canaries have other logits" in err
+    assert "32 of 32 canaries have wrong logits" in err
     assert out == ""
     assert main(["query", server.url, str(tmp_path / "x.npy"), *options[:4]]) == 2
     assert main(["query", server.url, str(tmp_path / "x.npy"), *options[:4], "--known", str(tmp_path / "x.npy")]) == 2
@@ -228,7 +228,7 @@ def test_a_lie_about_a_class_that_no_canary_is_near_is_detected(fit: Fit, made: 
     lowest = int(np.argmin(known.centred().max(axis=0)))
     lie = honest.copy()
     lie[:, lowest] += 2 * mixture.tolerance_alone
-    with pytest.raises(ReplyError, match="canaries have other logits"):
+    with pytest.raises(ReplyError, match="canaries have wrong logits"):
         mixture.read(lie)
 
 
@@ -251,7 +251,7 @@ def test_known_samples_beyond_the_calibration_set_accuse_no_server_with_certaint
         client, server = SimulatedClient(made), SimulatedServer(own, made)
         logits = np.concatenate([run(client, server, block) for block in mixture.blocks()])
         if made is at_samples and rows is corners:
-            with pytest.raises(ReplyError, match="or the known samples are not calibration samples"):
+            with pytest.raises(ReplyError, match="or the known samples are not the calibration samples"):
                 mixture.read(logits)
         else:
             assert mixture.read(logits).shape == (10, 1)

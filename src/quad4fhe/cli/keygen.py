@@ -69,6 +69,6 @@ def keygen_command(
         names = {"key_id": made.key_id.hex(), "plan": made.plan.sha256.hex(), "model": made.plan.model_id}
         print_json(names | {"file": str(key), "kept": None if kept is None else str(kept)})
         return
-    lines = [("key", str(key)), ("id", made.key_id.hex()), ("ring", f"N = {made.chain.ring}")]
+    lines = [("key", str(key)), ("id", made.key_id.hex()), ("ring", f"N = {made.plan.chain.ring}")]
     lines += [("plan", made.plan.sha256.hex()), ("model", made.plan.model_id)]
     print_table("secret key", lines + ([] if kept is None else [("old key", str(kept))]))

@@ -1,7 +1,6 @@
 """The libraries that compute on ciphertexts, by name.
 
-Other packages add one by the entry-point group `quad4fhe.backends`; see docs/backend.md. A client's
-keys, encryption and decryption are always SEAL's.
+Other packages add one by the entry-point group `quad4fhe.backends`; see docs/backend.md. Clients always use SEAL.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ SWEEP = (25, 30, 35, 40, 45)
 
 @dataclass(frozen=True)
 class Configuration:
-    """A row of the search grid: ring, depth, and bits of the scale and of the first and special primes."""
+    """A row of the search grid: ring, depth, bits of the scale, and bits of the first and special primes (`ends`)."""
 
     ring: int
     depth: int
@@ -91,7 +91,7 @@ def run_paper(mlp: MLP, activation: Activation, where: Configuration, X: Array, 
 
     def refused(reason: str) -> Outcome:
         size = (where.ring, where.depth, where.log_q, where.log2_scale)
-        return Outcome(activation.name, *size, False, reason, 0, 0, None, float("nan"), float("nan"))
+        return Outcome(activation.name, *size, False, reason, 0, 0, None, np.nan, np.nan)
 
     try:
         circuit = PaperCircuit(
@@ -128,7 +128,7 @@ def run_plan(fit: Fitted, made: Plan, X: Array, y: Array | None = None) -> Outco
         plain = plain - plain.mean(axis=1, keepdims=True)
     where = Configuration(made.chain.ring, 3, made.scales.x, 0)
     outcome = _outcome(f"folded {made.layout} {made.precision}", where, np.concatenate(found), plain, y, seconds)
-    return Outcome(**{**outcome.to_dict(), "log_q": made.chain.all_bits})
+    return replace(outcome, log_q=made.chain.all_bits)
 
 
 def precision_sweep(
@@ -170,7 +170,7 @@ def minimum_configuration(
 def minimum_plan(
     fit: Fitted, X: Array, y: Array | None = None, X_cal: ArrayLike | None = None, box: ArrayLike | None = None
 ) -> list[Outcome]:
-    """Run the folded circuit in every layout with strict precision: the rows below the paper's grid."""
+    """Run the folded circuit in every layout with strict precision: the rows that the table adds to the paper's."""
     plans = [plan(fit, samples=len(X), layout=layout, X=X_cal, box=box) for layout in LAYOUTS.names()]
     return [run_plan(fit, made, X, y) for made in plans]
 

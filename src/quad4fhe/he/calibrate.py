@@ -1,6 +1,7 @@
 """Measure this machine in about a second, to forecast the run time of a plan.
 
-The parameters of a plan do not depend on it. They follow from the reference machine, so they are the same everywhere.
+The parameters of a plan do not depend on it: they are chosen for the reference machine, so that they are the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from quad4fhe.planning.exactness import exact_matrix
 _UNITS, _FEATURES, _TILE = 256, 128, 512
 
 
-def calibrate(name: str = "this") -> Machine:
+def calibrate() -> Machine:
     """Measure products, kernels, encryption and key switching: CPU time, the best of a few runs."""
     made = chain(4096, (31, 31, 31))
     q, kernel = made.primes[0], kernels()
@@ -50,7 +51,7 @@ def calibrate(name: str = "this") -> Machine:
     primes = len(switching.primes)
     switched = switching.ring * primes
     return Machine(
-        name=name,
+        name="this",
         multiply=1e9 * product / (_UNITS * _FEATURES * 2 * _TILE),
         element=1e9 * square / (_UNITS * 5 * _TILE),
         encrypt=1e9 * _best(encrypt) / size,

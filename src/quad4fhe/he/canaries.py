@@ -1,7 +1,7 @@
 """Canaries: samples whose logits the client knows, at secret random places among the others.
 
-A server can't tell canaries from samples, so a server that returns wrong logits for all samples, or for many, is
-detected. SECURITY.md lists what canaries do not detect.
+A server can't tell canaries from samples, so wrong logits for all samples, or for many, are detected. SECURITY.md lists
+what canaries do not detect.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from quad4fhe.planning.box import check_inside
 from quad4fhe.planning.noise import between, deciding
 from quad4fhe.planning.plan import Plan
 
-# A plan made with calibration samples bounds errors there. Elsewhere in the box they can be several times as large, so
-# canaries have to be calibration samples. A plan made without samples bounds errors anywhere in the box.
+# A plan made with calibration samples bounds errors on these samples only. Elsewhere in the box they can be several
+# times as large, so canaries must be calibration samples. A plan made without samples bounds errors in the whole box.
 SLACK = 1.25
 _EMPTY = -1
 
@@ -32,7 +32,7 @@ _EMPTY = -1
 class Known:
     """Samples X (m, d) and their plaintext logits (m, K).
 
-    Take calibration samples of the fit: other samples can raise a false alarm where the plan bounds errors only there.
+    Use calibration samples of the fit: others can raise a false alarm if the plan bounds errors only on those.
     """
 
     X: Array
@@ -101,9 +101,9 @@ class Mixture:
         wrong = int(np.count_nonzero(~((off <= tolerance) & (alone <= self.tolerance_alone))))
         if wrong:
             raise ReplyError(
-                f"{wrong} of {off.size} canaries have other logits than the model gives them (margins are off by up to "
-                f"{float(off.max()):.3g}, encryption explains at most {tolerance:.3g}): the server did not evaluate "
-                f"this model on these samples{self._doubt}, so its answers are discarded"
+                f"{wrong} of {off.size} canaries have wrong logits (margins are off by up to {float(off.max()):.3g}, "
+                f"encryption explains at most {tolerance:.3g}): the server did not evaluate this model on these samples"
+                f"{self._doubt}, so its answers are discarded"
             )
         out = np.empty((len(self._X), logits.shape[1]))
         out[places[places >= 0]] = logits[places >= 0]
@@ -111,10 +111,10 @@ class Mixture:
 
     @property
     def _doubt(self) -> str:
-        """The other reason that canaries can be off."""
+        """The other possible reason, in words, if there is one."""
         if self._plan.error.source != "samples":
             return ""
-        return ", or the known samples are not calibration samples, where this plan bounds errors"
+        return ", or the known samples are not the calibration samples on which this plan bounds errors"
 
     @property
     def tolerance(self) -> float:
@@ -136,13 +136,13 @@ def _check(plan: Plan, known: Known, count: int) -> None:
             f"quad4fhe keygen own.key --server URL --layout {fitting}, then query --key own.key"
         )
     if not 1 <= count < plan.per_request:
-        raise InputError(f"{count} canaries in {plan.per_request} slots: wanted at least 1, and room for samples")
+        raise InputError(f"{count} canaries in {plan.per_request} slots; wanted at least 1, and room for samples")
     if len(known.X) < count:
-        raise InputError(f"{count} canaries are wanted, but only {len(known.X)} known samples were given")
+        raise InputError(f"{count} canaries need as many known samples, got {len(known.X)}; give more of them")
     if (known.X.shape[1], known.logits.shape[1]) != (shape.features, shape.outputs):
         raise InputError(
             f"known samples have {known.X.shape[1]} features and {known.logits.shape[1]} logits, the plan "
-            f"{shape.features} and {shape.outputs}; take those of this model"
+            f"{shape.features} and {shape.outputs}; use known samples of this model"
         )
     if not (0 <= plan.error.bound < np.inf and 0 <= plan.error.logit < np.inf):
         raise InputError("the plan has no error bound, which canaries need; plan again")
@@ -153,6 +153,6 @@ def _check(plan: Plan, known: Known, count: int) -> None:
 
 
 def _shuffled(count: int) -> IntArray:
-    """A random order from the operating system; two equal keys would bias it, with a chance of count^2 / 2^64."""
+    """A random order from the operating system; two keys are equal, which biases it, with chance count^2 / 2^64."""
     keys = np.frombuffer(secrets.token_bytes(8 * count), dtype=np.uint64)
     return np.argsort(keys, kind="stable").astype(np.int64)

@@ -1,12 +1,12 @@
 """Requests, replies and evaluation keys, and the binary container that carries them.
 
-Every size follows from the plan: a reader knows the exact length before it allocates anything, and only compares the
-sizes in a header with it. There is no container for a secret key, so none can be sent.
+Every size follows from the plan: a reader knows the exact length before it allocates anything, and compares the sizes
+in the header with it. There is no container for a secret key, so none can be sent.
 
     magic 8 | version u16 | kind u8 | bytes per word u8 | plan hash 32 | model hash 32 | key id 16 | nonce 16
     shape 4 x u32 | payload length u64 | payload: words, little-endian, C order | SHA-256 of all before it
 
-Shape and bytes per word describe the last array of the payload, which today is the only one.
+Shape and bytes per word are those of the last array of the payload.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Identity:
         return (self.plan, self.model) == (plan.sha256, plan.model_id)
 
     def mismatch(self, plan: Plan) -> str:
-        """What the message was made for, and what is wanted instead, in words."""
+        """Say in words what the message was made for, and what is wanted instead."""
         wanted = f"plan {plan.sha256.hex()[:12]} of model {plan.model_id[:12]} (layout {plan.layout})"
         came = f"plan {self.plan.hex()[:12]} of model {self.model[:12]}"
         return f"made for another plan or model: {came}, wanted {wanted}"
@@ -155,12 +155,12 @@ def write_reply(plan: Plan, reply: Reply) -> Iterator[bytes]:
 
 
 def write_keys(plan: Plan, key_id: bytes, keys: EvaluationKeys) -> Iterator[bytes]:
-    """Yield the bytes of evaluation keys: only residues, without the framing of the library that made them."""
+    """Yield the bytes of evaluation keys: residues only, without SEAL's framing."""
     return _write(plan, Kind.keys, Identity.of(plan, key_id), keys.chunks)
 
 
 def peek(data: bytes) -> tuple[Kind, Identity]:
-    """Read the kind and identity that a container claims, from its first HEADER_BYTES; nothing else is checked."""
+    """Read the kind and identity that a container claims from its first HEADER_BYTES; nothing else is checked."""
     kind, _, (plan, model, key, nonce, *_) = _fields(data)
     return kind, Identity(plan, model.hex(), key, nonce)
 
@@ -179,7 +179,7 @@ def read_request(plan: Plan, stream: Readable, kind: Kind = Kind.request, *, has
     """Read a request; its chunks are read from the stream and checked while they are used.
 
     The digest is checked before the last chunk is yielded, so no evaluation of damaged bytes finishes. With `hashed`,
-    the caller runs `check_digest` instead, and only this check is skipped.
+    the caller has run `check_digest`, and this check is skipped.
     """
     identity, digest = _open(plan, kind, stream)
     wanted = form(plan, kind)
@@ -220,14 +220,14 @@ def _fields(data: bytes) -> tuple[Kind, int, tuple[Any, ...]]:
         raise InputError("not a quad4fhe container: its first bytes are missing or wrong; send what this library wrote")
     _, version, kind, width, *fields = _HEADER.unpack(data[:HEADER_BYTES])
     if version != VERSION:
-        raise InputError(f"container version {version}, this library reads version {VERSION}: use the same release")
+        raise InputError(f"container version {version}, this library reads version {VERSION}; use the same release")
     if kind not in tuple(Kind):
         raise InputError(f"container kind {kind}, wanted one of {', '.join(k.name for k in Kind)}")
     return Kind(kind), width, tuple(fields)
 
 
 def _open(plan: Plan, kind: Kind, stream: Readable) -> tuple[Identity, Any]:
-    """Read the header, raise InputError unless it is exactly the one this plan prescribes, and start the digest."""
+    """Read the header, check that it is exactly the one that this plan prescribes, and start the digest."""
     wanted = form(plan, kind)
     data = bytes(_exactly(stream, HEADER_BYTES))
     found, identity = peek(data)
@@ -262,7 +262,7 @@ def _compare(stream: Readable, digest: Any) -> None:
     """Read the end of a container and compare its digest; without a digest, check only that nothing follows."""
     found = _exactly(stream, DIGEST_BYTES)
     if digest is not None and found != digest.digest():
-        raise InputError("the container's SHA-256 does not match its content: it was damaged on the way")
+        raise InputError("the container's SHA-256 does not match its content: it was damaged on the way; send it again")
     if stream.read(1):
         raise InputError("bytes follow the end of the container; send one container alone")
 
@@ -272,7 +272,7 @@ def _exactly(stream: Readable, count: int) -> bytes | memoryview:
     while missing:
         part = stream.read(missing)
         if not part:
-            raise InputError(f"the container ends {missing} bytes early: it is not whole")
+            raise InputError(f"the container ends {missing} bytes early; send it again")
         parts.append(part)
         missing -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)

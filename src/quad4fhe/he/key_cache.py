@@ -26,7 +26,7 @@ class KeyCache(Generic[V]):
     Parameters
     ----------
     limit
-        The largest sum of sizes, in any unit that `put` uses too: bytes, or 1 for each client.
+        The largest sum of sizes, in the unit that `put` uses: bytes, or 1 for each client.
     evicted
         Called with each evicted value.
     """
@@ -53,7 +53,7 @@ class KeyCache(Generic[V]):
         return [entry.value for (own, _), entry in self._entries.items() if own == plan]
 
     def put(self, plan: bytes, key_id: bytes, value: V, size: int, owner: Hashable = None) -> None:
-        """Add keys; call `drop` first if keys of the same name are here."""
+        """Add keys; if keys of the same name are here, call `drop` first."""
         assert (plan, key_id) not in self._entries
         while self._entries and sum(entry.size for entry in self._entries.values()) + size > self._limit:
             self._evict(owner, size)
@@ -72,7 +72,7 @@ class KeyCache(Generic[V]):
         for entry in self._entries.values():
             held[entry.owner] += entry.size
         # Other owners lose keys only while they hold more than the newcomer will; otherwise two owners would evict
-        # each other forever. An owner without any keys gets in even if all others hold equally few.
+        # each other's keys forever. An owner without keys gets a place even if all others hold equally few.
         most = max(held.values())
         own = held[newcomer] > 0 and held[newcomer] + size >= most
         place = next(

@@ -1,7 +1,7 @@
 """Secret keys on the client's disk: make, store, protect and rotate them.
 
 A key file holds the plan of its key, so no server can replace the plan. It is never overwritten, and a file that others
-can read is rejected. SEAL makes the key; `cryptography` protects it with scrypt and AES-GCM if there is a passphrase.
+can read is rejected. SEAL makes the key; with a passphrase, `cryptography` encrypts it with scrypt and AES-GCM.
 
     magic 8 | version u16 | length of the head u32 | head: JSON, then
     without a passphrase: SEAL's bytes | SHA-256 of everything before it (detects damage, not tampering)
@@ -28,7 +28,6 @@ from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.he.secrecy import forbid_core_dumps
 from quad4fhe.io.files import writing
-from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.plan import Plan
 from quad4fhe.proof.drift import State, Watch
 
@@ -37,7 +36,7 @@ MAGIC = b"Q4KEY\r\n\x1a"
 _FIRST = struct.Struct("<8sHI")
 _SALT, _NONCE, _TAG, _DIGEST = 16, 12, 16, 32
 _LARGEST = 2**26  # bytes; the largest chain of the security table takes 6 MB, a plan with many features a few more
-_MOST = 256  # key files that are looked at, to find one that fits
+_MOST = 256  # key files that a search for a fitting one reads
 # N, r and p of RFC 7914: 128 MiB and less than a second. The version fixes them, so a file can't lower them.
 _SCRYPT = {"n": 2**17, "r": 8, "p": 1}
 
@@ -65,11 +64,6 @@ class StoredKey:
     file: Path | None = None
 
     @property
-    def chain(self) -> Chain:
-        """The chain of the key's plan."""
-        return self.plan.chain
-
-    @property
     def key_id(self) -> bytes:
         """The key's id: a hash of the plan's hash and a random public salt. It reveals nothing about the key."""
         return hashlib.sha256(b"quad4fhe-key-2" + self.plan.sha256 + self.salt).digest()[:16]
@@ -77,7 +71,7 @@ class StoredKey:
     def require_plan(self, plan: Plan, plan_file: Path | None = None) -> None:
         """Raise InputError unless the key was made for this plan; the message names a key that fits.
 
-        `plan_file` is the file of the plan, for the command that makes a key.
+        `plan_file` is the file of the plan, for the command in the message.
         """
         if plan.sha256 == self.plan.sha256:
             return
@@ -97,7 +91,7 @@ class StoredKey:
         try:
             return SecretKey(Context(plan.chain), self.secret)
         except (ValueError, RuntimeError):
-            raise InputError("the key file holds no valid secret key of its chain; make a new one (keygen)") from None
+            raise InputError("the key file has no valid secret key; make a new one with: quad4fhe keygen") from None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a secret key can't be pickled, copied to another process or sent")
@@ -111,9 +105,8 @@ def generate(plan: Plan) -> StoredKey:
 
 def save(key: StoredKey, path: str | Path, passphrase: str | None = None) -> None:
     """Write a key file atomically, readable only by its owner; raises InputError if the file exists."""
-    target = Path(path)
     data = _encode(key, passphrase)
-    with _writing(target, overwrite=False) as file:
+    with _writing(Path(path), overwrite=False) as file:
         file.write(data)
 
 
@@ -124,7 +117,7 @@ def load(path: str | Path, passphrase: str | None = None) -> StoredKey:
     head, first, body = _read(target)
     if head.passphrase:
         if passphrase is None:
-            raise InputError(f"{target} is protected by a passphrase; give it")
+            raise InputError(f"{target} needs its passphrase; give it with --ask-passphrase or --passphrase-file FILE")
         secret = _unlock(target, first, body, passphrase)
     else:
         secret = body
@@ -132,18 +125,18 @@ def load(path: str | Path, passphrase: str | None = None) -> StoredKey:
 
 
 def public_part(path: str | Path) -> StoredKey:
-    """Read a key file without its secret: what the key is for."""
+    """Read the public part of a key file: what the key is for."""
     head, _, _ = _read(Path(path))
     return StoredKey(head.plan, bytes.fromhex(head.salt), head.created, b"", Path(path))
 
 
 def plan_words(plan: Plan) -> str:
-    """What a key or a request is for: the plan's hash, its layout and its model."""
+    """Name a plan in messages: its hash, its layout and its model."""
     return f"plan {plan.sha256.hex()[:12]} (layout {plan.layout} of model {plan.model_id[:12]})"
 
 
 def key_beside(file: Path | None, fits: Callable[[StoredKey], bool]) -> Path | None:
-    """Return a key file in the folder of `file`, by default the current one, that fits; no passphrase is needed."""
+    """Find a key file that fits in the folder of `file`, by default the current one; no passphrase is needed."""
     with suppress(OSError):
         for path in sorted((Path() if file is None else file.parent).glob("*.key"))[:_MOST]:
             with suppress(InputError):
@@ -153,7 +146,7 @@ def key_beside(file: Path | None, fits: Callable[[StoredKey], bool]) -> Path | N
 
 
 def free_name(stem: str) -> str:
-    """A name for a new key file that no file has yet, ready for a shell."""
+    """A name for a new key file, which no file has yet, quoted for a shell."""
     names = (f"{stem}{suffix}.key" for suffix in ("", *(f"-{n}" for n in range(2, _MOST))))
     return quote(next((name for name in names if not Path(name).exists()), "NEW.key"))
 
@@ -178,7 +171,7 @@ def rotate(path: str | Path, passphrase: str | None = None) -> tuple[StoredKey, 
 
 
 class _Remembered(msgspec.Struct, forbid_unknown_fields=True):
-    """The file beside a key file: the state of the drift watch over the key's queries."""
+    """The content of the file beside a key file: the state of the drift watch of the key's queries."""
 
     format: Literal[1]
     key: str
@@ -188,7 +181,7 @@ class _Remembered(msgspec.Struct, forbid_unknown_fields=True):
 def resume_watch(path: str | Path, key: StoredKey) -> Watch | None:
     """Return the drift watch of a key file, continued from earlier queries, or a new one if none is stored.
 
-    A damaged file, or a file of another key, also starts a new watch: answers must not depend on it.
+    If the file is damaged or belongs to another key, the watch is new, too: answers must not depend on it.
     """
     with suppress(OSError, msgspec.MsgspecError, InputError, RecursionError):
         kept = msgspec.json.decode(_watch_file(path).read_bytes(), type=_Remembered)
@@ -223,12 +216,12 @@ def _writing(target: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
             f"quad4fhe keygen {quote(str(name))} --rotate"
         ) from None
     except OSError as error:
-        raise InputError(f"can't write the key {target}: {error.strerror}; nothing was written there") from None
+        raise InputError(f"can't write the key {target}: {error.strerror}; nothing was changed there") from None
 
 
 def _encode(key: StoredKey, passphrase: str | None) -> bytes:
     if passphrase == "":
-        raise InputError("the passphrase is empty; give one, or none at all")
+        raise InputError("the passphrase is empty; give one with characters, or none")
     head = msgspec.json.encode(Head(key.plan, key.salt.hex(), key.created, passphrase is not None))
     first = _FIRST.pack(MAGIC, VERSION, len(head)) + head
     if passphrase is None:

@@ -1,7 +1,7 @@
 """The paper's circuit in plain SEAL calls: the baseline of every speed ratio. `quad4fhe bench` runs it.
 
-As Section VII describes: interleaved packing, a baby-step giant-step product over chunks of features, the activation in
-powers with one product per coefficient, and a rotate-and-sum for each class. Its scales are exact, to add no error.
+It follows Section VII: interleaved packing, a baby-step giant-step product over chunks of features, the activation in
+powers with one product per coefficient, and a rotate-and-sum for each class. Scales are exact, to add no error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quad4fhe.errors import InputError
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.layouts.packed.packing import power_of_two
 from quad4fhe.mlp import MLP
-from quad4fhe.planning.chains import Chain, chain
+from quad4fhe.planning.chains import chain
 from quad4fhe.planning.costs import Counts
 
 
@@ -70,15 +70,11 @@ def quad(alpha: float, beta: float, eta: float) -> Activation:
     return Activation("Quad", (eta, beta, alpha))
 
 
-def paper_chain(ring: int, depth: int, log2_scale: int = 40, ends: int = 60) -> Chain:
-    """The chain {60, scale x depth, 60}; rings too small for first and special primes of 60 bits use fewer (`ends`)."""
-    return chain(ring, (ends, *(log2_scale,) * depth), ends)
-
-
 class PaperCircuit:
-    """An MLP with a polynomial activation on one chain; client and server in one object, which the caller times.
+    """An MLP with a polynomial activation on the chain {60, scale x depth, 60}; client and server in one object.
 
-    `seconds` holds the CPU time of the last evaluation by part: product, activation, output.
+    Rings that are too small for first and special primes of 60 bits take fewer (`ends`). `seconds` holds the CPU time
+    of the last evaluation by part: product, activation, output.
     """
 
     def __init__(
@@ -95,7 +91,7 @@ class PaperCircuit:
             raise InputError(f"{activation.name} needs depth {activation.depth}, this chain has {depth}")
         mlp.require_one_hidden("the paper's circuit")
         self.mlp, self.activation = mlp, activation
-        self.chain = paper_chain(ring, depth, log2_scale, ends)
+        self.chain = chain(ring, (ends, *(log2_scale,) * depth), ends)
         self.context = Context(self.chain)
         self.key = SecretKey(self.context)
         self.scale = 2.0**log2_scale
@@ -104,7 +100,7 @@ class PaperCircuit:
         self.width = power_of_two(mlp.units)
         self.batch = self.chain.slots // self.width
         if self.batch < 1:
-            raise InputError(f"{mlp.units} units do not fit {self.chain.slots} slots")
+            raise InputError(f"{mlp.units} units do not fit {self.chain.slots} slots; take a larger ring")
         self.span = min(self.width, power_of_two(mlp.features))
         self.chunks = -(-mlp.features // self.span)
         self._baby = math.ceil(math.sqrt(self.span))
@@ -171,7 +167,7 @@ class PaperCircuit:
         return total
 
     def _activate(self, x: Any) -> Any:
-        """By powers: c0 + c1 x + c2 x2 + (c3 x) x2 + x4 (c4 + c5 x + c6 x2 + (c7 x) x2), three levels for degree 7."""
+        """c0 + c1 x + c2 x2 + (c3 x) x2 + x4 (c4 + c5 x + c6 x2 + (c7 x) x2), in three levels for degree 7."""
         c = (*self.activation.coefficients, *(0.0,) * 7)[:8]
         square = self._multiply(x, x)
         if self.activation == SQUARE:
@@ -195,7 +191,7 @@ class PaperCircuit:
         return top
 
     def _cubic(self, x: Any, square: Any, c: Sequence[float], scale: float) -> Any:
-        """c0 + c1 x + c2 x^2 + (c3 x) x^2 two levels below x, at the given scale; None if only c0 remains."""
+        """c0 + c1 x + c2 x^2 + (c3 x) x^2, two levels below x, at the given scale; None if only c0 remains."""
         evaluator, level = self.context.evaluator, 3
         terms = []
         left = self._scaled(x, c[3], scale * self._prime(2) / square.scale(), 1)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
 from quad4fhe.errors import MissingExtraError, Quad4FHEError
-from quad4fhe.he.seal_bytes import HEADER, MAGIC, PLAIN_HEADER, WANTED, ciphertext_header, modulo, plain_header
+from quad4fhe.he.seal_bytes import HEADER, MAGIC, PLAIN_HEADER, WANTED, Words, ciphertext_header, modulo, plain_header
 from quad4fhe.he.secrecy import forbid_core_dumps
 from quad4fhe.he.seeded import SeededEncryptor, Seeds
 from quad4fhe.layouts.encoding import Encoder, values_of
@@ -27,8 +27,6 @@ from quad4fhe.layouts.masks import expand
 from quad4fhe.layouts.residues import KernelName
 from quad4fhe.planning.chains import Chain, chain
 from quad4fhe.planning.noise import transform_share
-
-Words = NDArray[np.uint64]
 
 _SECRET_HEADER = 88
 _AT_ONCE = 4  # polynomials per transform; more would only take more memory
@@ -52,7 +50,7 @@ class Context:
 
     def exact(self, kernel: KernelName = "auto") -> Arithmetic:
         """Exact arithmetic on residues: compiled if numba is installed and wanted, else by SEAL's calls."""
-        from quad4fhe.he.seal_arithmetic import SealArithmetic  # which needs this module
+        from quad4fhe.he.seal_arithmetic import SealArithmetic  # here, because it imports this module
 
         found = None if kernel == "numpy" else self._compiled
         if found is None and kernel == "numba":
@@ -81,7 +79,7 @@ class Context:
         return lambda: words(encryptor.encrypt_zero())
 
     def encode(self, values: Array, scale: float, parms_id: Any = None) -> Any:
-        """Encode at the first level, or switch down to `parms_id`; the binding encodes only at the first level."""
+        """Encode at the level of `parms_id`, by switching down: the binding encodes only at the first level."""
         plain = self.encoder.encode(np.ascontiguousarray(values, dtype=np.float64), scale)
         if parms_id is not None and parms_id != self.parms_id:
             self.evaluator.mod_switch_to_inplace(plain, parms_id)
@@ -90,8 +88,8 @@ class Context:
     def dithered(self, values: Array, scale: float, drops: int = 0, reach: float | None = None) -> list[Any]:
         """Encode real slots (r, N/2) into plaintexts with random rounding.
 
-        `reach` bounds the slots. A client passes the bound of its plan's box: the two ways below take different times,
-        which a server can measure, so the choice between them must not depend on the samples.
+        `reach` bounds the slots. A client passes the bound of its plan's box: the two branches below take different
+        times, which a server can measure, so the choice between them must not depend on the samples.
 
         Whole coefficients are transformed directly. Without numba, SEAL's encoder is quicker at it: its input is so
         close to whole coefficients that it rounds to exactly those, if they are small enough.
@@ -111,7 +109,7 @@ class Context:
     def residues(self, coefficients: Array, drops: int = 0, size: float | None = None) -> Words:
         """Transform whole coefficients (r, N), as doubles, to residues in NTT form (r, primes, N).
 
-        `size` bounds the coefficients, by default by the largest. Zero polynomials take as long as others.
+        `size` bounds the coefficients; the default is the largest. Zero polynomials take as long as others.
         """
         primes = self.chain.primes[: len(self.chain.primes) - drops]
         limit = float(np.abs(coefficients).max(initial=0.0)) if size is None else size
@@ -125,10 +123,9 @@ class Context:
             pair = rows if len(rows) > 1 else np.repeat(rows, 2)
             given = coefficients[pair]
             given[zero[pair], 0] = 1.0
-            words = modulo(given, primes, limit)
-            transformed = _to_ciphertext(self.seal, self.level(drops), words, 1.0, ntt=False)
+            transformed = _to_ciphertext(self.seal, self.level(drops), modulo(given, primes, limit), 1.0, ntt=False)
             self.evaluator.transform_to_ntt_inplace(transformed)
-            out[rows] = _words(transformed)[: len(rows)]
+            out[rows] = words(transformed)[: len(rows)]
         out[zero] = 0
         return out
 
@@ -149,12 +146,12 @@ class Context:
         """Rebuild a ciphertext from canonical residues (polynomials, primes, N); SEAL checks them again."""
         return _to_ciphertext(self.seal, self.level(drops), words, scale)
 
-    def transformed(self, words: Words, *, back: bool) -> Words:
+    def transformed(self, polynomials: Words, *, back: bool) -> Words:
         """Transform two or more polynomials (primes, N), the second not zero, to NTT form or `back` to coefficients."""
-        turned = _to_ciphertext(self.seal, self.parms_id, words, 1.0, ntt=back)
+        turned = _to_ciphertext(self.seal, self.parms_id, polynomials, 1.0, ntt=back)
         step = self.evaluator.transform_from_ntt_inplace if back else self.evaluator.transform_to_ntt_inplace
         step(turned)
-        return _words(turned)
+        return words(turned)
 
     def words(self, x: Any) -> Words:
         """The residues (polynomials, primes, N) of a ciphertext, read-only."""
@@ -202,7 +199,7 @@ class Context:
     def switching_keys(self, words: Words, steps: list[int]) -> tuple[Any, Any]:
         """Make relinearisation and Galois keys from residues (1 + steps, primes, 2, primes + 1, N).
 
-        The framing that SEAL reads is made here; none of it comes from the sender.
+        This writes the framing that SEAL reads; none of it comes from the sender.
         """
         relin = self.seal.from_relin_str(self._switching_bytes(words[:1], [0], single=True))
         return relin, self.seal.from_galois_str(self._switching_bytes(words[1:], steps))
@@ -354,14 +351,11 @@ def words(ciphertext: Any) -> Words:
     return np.frombuffer(ciphertext.to_string(), dtype="<u8", offset=HEADER).reshape(shape)
 
 
-_words = words  # inside methods whose arguments have that name
-
-
 def _invertible(context: Context) -> Any:
     """Make a generator with a fresh key; if the chain switches keys, the key is a unit modulo every prime.
 
-    All but one key in 2^27 are units. The bound of layout packed needs this: with a unit, the value that a key switch
-    rounds is uniform modulo the special prime.
+    The error bound of layout packed needs a unit: then the value that a key switch rounds is uniform modulo the special
+    prime. All but one key in 2^27 are units.
     """
     while True:
         generator = seal.KeyGenerator(context.seal)
@@ -440,7 +434,7 @@ class SealBackend:
     """SEAL as a `layouts.backend.Backend`."""
 
     name = "SEAL"
-    # The binding turns C++ exceptions into these. A MemoryError is not the client's fault and is not caught.
+    # The binding turns C++ exceptions into these. A MemoryError is not caught: it is not the client's fault.
     errors: tuple[type[Exception], ...] = (ValueError, RuntimeError, IndexError, ArithmeticError, SealError)
 
     def context(self, chain: Chain) -> Context:

@@ -1,4 +1,4 @@
-"""The arithmetic of layout lift by SEAL's calls, for systems without numba."""
+"""The arithmetic of layout lift with SEAL's functions, for systems without numba."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from quad4fhe._arrays import IntArray
-from quad4fhe.he.seal import Context, Words, words
+from quad4fhe.he.seal import Context, words
+from quad4fhe.he.seal_bytes import Words
 from quad4fhe.layouts.lift.arithmetic import add, residues, subtract, switched_masks
 from quad4fhe.layouts.lift.monomials import Placement
 
 
 class SealArithmetic:
-    """`layouts.lift.arithmetic.Arithmetic` by SEAL's calls."""
+    """`layouts.lift.arithmetic.Arithmetic` with SEAL's functions."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -37,8 +38,8 @@ class SealArithmetic:
     def rebased(self, made: Iterable[Words], masks: Words, secret: Words) -> Words:
         """First halves (r, primes, N) of ciphertexts (2, primes, N) with other masks: c0 + (c1 - mask) secret.
 
-        SEAL multiplies modulo all primes but the special one. With the special prime (for a public key, once per
-        client), Python's integers do.
+        SEAL multiplies modulo all primes but the special one; if that is among them (in a public key, once per client),
+        Python's integers are used.
         """
         chain = self._context.chain
         primes, own = chain.every[: masks.shape[1]], secret[: masks.shape[1]]
@@ -65,7 +66,7 @@ class SealArithmetic:
 
 
 class SealLinear:
-    """The server's linear map by SEAL's calls: products with plaintexts, and sums."""
+    """The server's linear map with SEAL's functions: products with plaintexts, and sums."""
 
     def __init__(self, arithmetic: SealArithmetic, context: Context, weights: IntArray, place: Placement) -> None:
         self._arithmetic, self._context, self._place = arithmetic, context, place

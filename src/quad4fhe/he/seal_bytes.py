@@ -1,4 +1,4 @@
-"""SEAL 4.4's byte format: the headers of ciphertexts and plaintexts, and the reduction of whole numbers to residues."""
+"""SEAL 4.4's byte format: the headers of ciphertexts and plaintexts, and the residues of whole numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Protect secrets with the operating system: no core dumps, and only private files for passphrases.
+"""Protect secrets with the means of the operating system: no core dumps, and private files for passphrases.
 
-A passphrase file must satisfy the same rules as a key file: only its owner may read, write or replace it.
+As for a key file, only the owner of a passphrase file may read, write or replace it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SET_DUMPABLE = 4  # prctl(2)
 def forbid_core_dumps() -> None:
     """Disable core dumps of this process; call it before a secret key is in memory.
 
-    They stay disabled, because freed memory may still hold copies of the key. On Linux the limit alone is not enough:
-    the kernel ignores it if core dumps are piped to a program. So a second call disables them there, which also keeps
-    out debuggers of the same user.
+    They stay disabled, because freed memory may still hold copies of the key. On Linux the resource limit alone is not
+    enough: the kernel ignores it if core dumps are piped to a program. There prctl disables them, too, and with them
+    debuggers of the same user.
     """
     if os.name != "posix":
-        return  # other systems have no core files; the administrator configures their crash reports
+        return  # other systems have no core dumps; their administrators configure crash reports
     import resource
 
     with suppress(ValueError, OSError):
@@ -43,7 +43,7 @@ def private_line(path: Path, what: str) -> str:
     checked = os.name == "posix" and not _own_descriptor(path)
     try:
         if checked and path.is_symlink():
-            raise InputError(f"{path} is a link; name the file with the {what} itself")
+            raise InputError(f"{path} is a link; name the file that holds the {what}")
         descriptor = os.open(path, os.O_RDONLY | (getattr(os, "O_NOFOLLOW", 0) if checked else 0))
         with os.fdopen(descriptor, "rb") as file:
             if checked:
@@ -56,7 +56,7 @@ def private_line(path: Path, what: str) -> str:
     except UnicodeDecodeError:
         raise InputError(f"{path}: the {what} is not text; write it as one line of UTF-8") from None
     if not line or len(data) > _LONGEST:
-        raise InputError(f"{path}: its first line, the {what}, is empty or longer than {_LONGEST} bytes")
+        raise InputError(f"{path}: its first line is empty or longer than {_LONGEST} bytes; write the {what} there")
     return line
 
 
@@ -67,11 +67,11 @@ def _own_descriptor(path: Path) -> bool:
 
 def _require_private(path: Path, found: os.stat_result, what: str) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise InputError(f"{path} is not a file; write the {what} to one")
+        raise InputError(f"{path} is not a regular file; write the {what} to one")
     if found.st_mode & 0o077 or found.st_uid not in (os.geteuid(), 0):
         raise InputError(
-            f"others may read or change {path} (mode {found.st_mode & 0o777:04o}), so its {what} is neither secret "
-            "nor yours: choose another one, in a file with chmod 600"
+            f"others may read or change {path} (mode {found.st_mode & 0o777:04o}), so its {what} may not be secret: "
+            f"choose another {what}, in a file of yours with chmod 600"
         )
     for folder in Path(os.path.realpath(path.parent) + "/x").parents:
         mode = folder.stat().st_mode

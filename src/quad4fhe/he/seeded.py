@@ -1,8 +1,8 @@
-"""Encryptions whose second halves follow from a public seed, so that they need not travel; docs/lift.md has the proof.
+"""Encryptions whose second halves follow from a public seed, so that only the first are sent; proof in docs/lift.md.
 
-SEAL encrypts; the first half is then moved to another mask (`Arithmetic.rebased`). Two mistakes would give the key
-away: both forms of one encryption in the same hands, and one mask for two encryptions. So SEAL's own form never leaves
-`SeededEncryptor.encrypt`, no seed can be passed in, and a mask is used up before its encryption is made.
+SEAL encrypts; the first half is then moved to another mask (`Arithmetic.rebased`). Two mistakes would reveal the key:
+to show both forms of an encryption, and to use a mask for two encryptions. So SEAL's own form never leaves
+`SeededEncryptor.encrypt`, no seed can be passed in, and a mask counts as used before its encryption is made.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quad4fhe.errors import Quad4FHEError
+from quad4fhe.he.seal_bytes import Words
 from quad4fhe.layouts.masks import SEED_BYTES, expand_into
 from quad4fhe.planning.chains import Chain
 
-Words = NDArray[np.uint64]
 _REMEMBERED = 4096  # earlier seeds of a key that a new seed is compared with
 
 
@@ -39,7 +38,7 @@ class Seeds:
         """A new seed from the operating system."""
         seed = secrets.token_bytes(SEED_BYTES)
         if seed in self._seen:
-            raise SeedError("the operating system's randomness repeats itself; nothing is encrypted with it")
+            raise SeedError("the operating system's random bytes repeat; nothing is encrypted with them")
         self._seen.append(seed)
         return seed
 
@@ -47,7 +46,7 @@ class Seeds:
 class SeededEncryptor:
     """Encrypts plaintexts under one fresh seed; each gets the next mask.
 
-    It can't be copied or sent, and a forked process can't go on with it: masks would repeat.
+    It can't be copied, sent, or used in a forked process: masks would repeat.
     """
 
     def __init__(
@@ -68,13 +67,7 @@ class SeededEncryptor:
         return self._seed
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a seed is used by one encryptor, so it is not copied or sent")
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError("a seed is used by one encryptor, so it is not copied")
-
-    def __deepcopy__(self, _: object) -> NoReturn:
-        raise TypeError("a seed is used by one encryptor, so it is not copied")
+        raise TypeError("only one encryptor may use a seed, so it can't be copied, pickled or sent")
 
     def encrypt(self, plains: Sequence[Any]) -> Words:
         """The first halves (n, primes, N) of fresh encryptions; their second halves are the next masks of the seed."""
@@ -82,7 +75,7 @@ class SeededEncryptor:
             if self._process != os.getpid():
                 raise SeedError("this request was begun in another process; encrypt it again here")
             number, self._count = self._count, self._count + len(plains)
-            # Kept, because fresh memory takes longer to get than to fill.
+            # Kept, because allocating memory takes longer than filling it.
             if self._masks is None or len(self._masks) < len(plains):
                 self._masks = np.empty((len(plains), len(self._primes), self._ring), dtype=np.uint64)
             masks = self._masks[: len(plains)]
