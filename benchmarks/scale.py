@@ -134,7 +134,7 @@ def main() -> None:
             for name in options.pools
             for n in (1, 2)
         }
-        make = partial(scale_work.scorer, partial(worker.make, found.model, plan.to_dict(), {}))
+        make = partial(scale_work.scorer, partial(worker.Scorer, found.model, plan.to_dict(), {}))
         kept_pools = {(name, n): Kept(choose(name, n), make) for name in options.pools for n in (1, 2)}
         for kept in kept_pools.values():
             stack.callback(kept.pool.close)

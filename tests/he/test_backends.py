@@ -77,7 +77,7 @@ def test_a_worker_of_a_scoring_run_computes_with_it(fit: StandInFit, tmp_path: P
     with pytest.raises(InputError, match=r"the backend is 'gpu', wanted 'seal' or 'counting'"):
         score(fit, requests, tmp_path / "replies", backend="gpu")
     assert not (tmp_path / "replies").exists()
-    answer = worker.make(fit.model, made.to_dict(), {}, "counting")
+    answer = worker.Scorer(fit.model, made.to_dict(), {}, "counting")
     first = requests / "00000000.request"
     done = answer(worker.Task(first.name, str(first), claimed_digest(first), key.key_id, None))
     assert done.data is not None

@@ -134,7 +134,7 @@ def score(
         if pending:
             keys = _keys(plan, run.requests, how == "bytes")
             progress("start the workers", 0, 0)
-            with chosen.open(partial(worker.make, fit.model, plan.to_dict(), keys, backend)) as opened:
+            with chosen.open(partial(worker.Scorer, fit.model, plan.to_dict(), keys, backend)) as opened:
                 count, ready = opened.workers, time.monotonic()
                 for done in opened.stream(run.tasks(pending), ahead=1):
                     run.settle(done)

@@ -6,8 +6,6 @@ An InputError means that the request is damaged; every other error may have anot
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 from quad4fhe.errors import InputError, Quad4FHEError
-from quad4fhe.he import container
+from quad4fhe.he import backends, container
 from quad4fhe.he.session import Server, key_cache
 from quad4fhe.io.files import open_regular, writing
 from quad4fhe.layouts import layout_of
@@ -55,22 +53,19 @@ class TaskResult:
     data: bytes | None
 
 
-def make(
-    model: PolynomialModel, plan: dict[str, Any], keys: dict[bytes, Source], backend: str
-) -> Callable[[Task], TaskResult]:
-    """Set up a worker: fold and quantise the model once, and return the function that does tasks."""
-    return _Scorer(model, Plan.from_dict(plan), keys, backend).answer
+class Scorer:
+    """The state of one worker, which folds and quantises the model once; call it with tasks."""
 
-
-class _Scorer:
-    def __init__(self, model: PolynomialModel, plan: Plan, keys: dict[bytes, Source], backend: str) -> None:
-        self._plan = plan
-        cache = key_cache([plan], KEYS_AT_ONCE)
-        self._server = Server(SimpleNamespace(model=model), plan, keys=cache, backend=backend)
+    def __init__(
+        self, model: PolynomialModel, plan: dict[str, Any], keys: dict[bytes, Source], backend: str = backends.DEFAULT
+    ) -> None:
+        self._plan, self._keys = Plan.from_dict(plan), keys
+        cache = key_cache([self._plan], KEYS_AT_ONCE)
+        self._server = Server(SimpleNamespace(model=model), self._plan, keys=cache, backend=backend)
         self._server.warm_up()
-        self._keys = keys
 
-    def answer(self, task: Task) -> TaskResult:
+    def __call__(self, task: Task) -> TaskResult:
+        """Answer one request."""
         if layout_of(self._plan).has_keys(self._plan):
             self._load_keys(task.key)
         with _opened(task.request) as stream:
@@ -103,10 +98,5 @@ def write_reply(path: Path, parts: list[bytes]) -> None:
         raise ReplyFolderError(f"can't write {path}: {error.strerror or error}") from None
 
 
-@contextmanager
-def _opened(source: Source) -> Iterator[BinaryIO]:
-    if isinstance(source, bytes):
-        yield io.BytesIO(source)
-        return
-    with open_regular(Path(source)) as file:
-        yield file
+def _opened(source: Source) -> BinaryIO:
+    return io.BytesIO(source) if isinstance(source, bytes) else open_regular(Path(source))

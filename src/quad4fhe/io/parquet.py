@@ -29,7 +29,7 @@ class ParquetRows(Rows):
     """
 
     def __init__(self, path: Path, columns: Columns = ALL) -> None:
-        self.path, self._stamp = path, Stamp(path)
+        self.path, self.stamp = path, Stamp(path)
         with self._opened() as file:
             self._columns, self.label = _columns(file.schema_arrow.names, columns)
             groups = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
@@ -40,7 +40,7 @@ class ParquetRows(Rows):
         self._read(0, 1)  # rejects columns that are not numbers before any work is done
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in ("path", "shape", "label", "_stamp", "_columns", "_starts")}
+        return {key: getattr(self, key) for key in ("path", "shape", "label", "stamp", "_columns", "_starts")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -59,10 +59,6 @@ class ParquetRows(Rows):
         except InputError as error:
             self._begin()
             raise InputError(f"{self.path}: {error}") from None
-
-    def refuse_changed(self) -> None:
-        """Raise InputError if the file has changed."""
-        self._stamp.refuse_changed()
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         if not self._at <= start <= self._at + self._rest.shape[0]:

@@ -27,6 +27,7 @@ class Rows:
     """
 
     shape: tuple[int, int]
+    stamp: Stamp | None = None  # of the file behind this source
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """The rows start to stop, shape (stop - start, d), of any real dtype."""
@@ -50,7 +51,9 @@ class Rows:
         return np.asarray(self.part(i, i + 1)[0], dtype=np.float64)
 
     def refuse_changed(self) -> None:
-        """Raise InputError if the file of this source, if any, has changed since it was opened."""
+        """Raise InputError if the file behind this source, if any, has changed since it was opened."""
+        if self.stamp is not None:
+            self.stamp.refuse_changed()
 
 
 class Stamp:
@@ -111,8 +114,7 @@ class FileRows(Rows):
     def __init__(
         self, path: Path, dtype: np.dtype[Any], shape: tuple[int, int], offset: int, stamp: Stamp | None = None
     ) -> None:
-        self.path, self.dtype, self.shape, self.offset = path, dtype, shape, offset
-        self._stamp = stamp
+        self.path, self.dtype, self.shape, self.offset, self.stamp = path, dtype, shape, offset, stamp
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """The rows start to stop."""
@@ -125,11 +127,6 @@ class FileRows(Rows):
         if found is None:
             raise InputError(f"{self.path}: ends before row {stop}; write it again")
         return found
-
-    def refuse_changed(self) -> None:
-        """Raise InputError if the file has changed."""
-        if self._stamp is not None:
-            self._stamp.refuse_changed()
 
     def _read(self, start: int, stop: int) -> NDArray[Any] | None:
         d = self.shape[1]
