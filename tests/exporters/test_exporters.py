@@ -89,7 +89,7 @@ def test_real_models_decide_in_onnxruntime_as_the_fit_does(name: str, trained: C
     wanted = fitted.predict(X)
     for dtype, unit in (("float64", 1e-12), ("float32", 1e-4)):
         logits, label = run_onnx(fitted.to_onnx(dtype=dtype, labels=True), X, dtype)
-        # A gap that rounding can close leaves the decision open; in float64 no sample of these is so near to a tie.
+        # Rounding may change decisions whose gap is this small; in float64 none of these samples is so close to a tie.
         clear = exact.gap > unit * np.abs(fitted.model.logits(X)).max()
         np.testing.assert_array_equal(label[clear], wanted[clear])
         np.testing.assert_array_equal(decided(logits)[clear], wanted[clear])
@@ -118,7 +118,7 @@ def test_the_torch_module_gives_the_logits_of_the_fit(case: str, torch: Any) -> 
     np.testing.assert_array_equal(decided(logits), fitted.predict(X))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's own making
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 def test_the_torch_module_can_be_exported_pickled_and_trained_without_touching_the_fit(torch: Any) -> None:
     net = PAIRS.to_torch()
     x = torch.from_numpy(PAIRS_X)
@@ -327,7 +327,7 @@ def test_without_a_package_the_error_says_what_to_install(
 
 
 def test_exporting_needs_neither_the_fit_nor_its_calibration_data(tmp_path: Path) -> None:
-    """`export` takes any polynomial model: that of a loaded fit, too."""
+    """`export` takes any polynomial model, also that of a loaded fit."""
     LOSSLESS.save(tmp_path / "fit.safetensors")
     loaded = Fit.load(tmp_path / "fit.safetensors")
     export(loaded.model, tmp_path / "model.npz", loaded._origin())

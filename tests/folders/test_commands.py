@@ -1,4 +1,4 @@
-"""`query` into a folder, `score`, `query` from a folder: what a user types, and what comes back."""
+"""`query` into a folder, `score`, `query` from a folder: the commands, and what they print."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it to work in."""
+    """A copy of that folder to work in."""
     for file in original.iterdir():
         shutil.copy(file, tmp_path)
     monkeypatch.chdir(tmp_path)

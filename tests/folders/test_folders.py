@@ -1,4 +1,4 @@
-"""Folders of encrypted batches: what the client writes, what a run answers, puts aside, repeats and never sees."""
+"""Folders of encrypted batches: what the client writes, and what a run answers, quarantines, repeats or never sees."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Given:
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Given]:
-    """What was encrypted once for all tests, by layout."""
+    """Requests that all tests share, by layout."""
 
     @cache
     def made(layout: Any) -> Given:
@@ -66,7 +66,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Given
 
 
 def _copy(original: Given, tmp_path: Path) -> Given:
-    """A copy of the folder that a test may spoil."""
+    """A copy of the folder, which a test may change."""
     folder = tmp_path / "requests"
     shutil.copytree(original.folder, folder)
     shutil.copy(f"{original.folder}.index", f"{folder}.index")
@@ -110,7 +110,7 @@ def manifest(given: Given) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("payload", ["files", "bytes"])
-def test_decisions_come_back_as_the_model_takes_them(given: Given, payload: Any) -> None:
+def test_decisions_come_back_as_the_model_makes_them(given: Given, payload: Any) -> None:
     found = run(given, payload=payload)
     assert (found.requests, found.answered, found.complete, found.payload) == (REQUESTS, REQUESTS, True, payload)
     got = answers(given)
@@ -118,7 +118,7 @@ def test_decisions_come_back_as_the_model_takes_them(given: Given, payload: Any)
     np.testing.assert_array_equal(decide(np.concatenate([one.logits for one in got])), given.expected())
 
 
-def test_there_is_exactly_one_reply_a_request_and_requests_are_left_alone(given: Given) -> None:
+def test_every_request_gets_exactly_one_reply_and_stays_unchanged(given: Given) -> None:
     before = {path.name: path.read_bytes() for path in given.folder.iterdir()}
     run(given)
     assert {path.name: path.read_bytes() for path in given.folder.iterdir()} == before
@@ -174,7 +174,7 @@ def write_other(given: Given, folder: Path) -> Path:
     return folder
 
 
-def test_a_run_that_was_killed_while_writing_is_taken_up(batch: Given) -> None:
+def test_a_run_that_was_killed_while_writing_is_continued(batch: Given) -> None:
     run(batch)
     replies = batch.folder.with_name("replies")
     journal = replies / "manifest.jsonl"
@@ -187,7 +187,7 @@ def test_a_run_that_was_killed_while_writing_is_taken_up(batch: Given) -> None:
 
 
 def spoilt(given: Given) -> Iterator[tuple[str, bytes, str]]:
-    """Names, contents and what must be said about them."""
+    """Names, contents, and the words that the error must have."""
     good = (given.folder / "00000000.request").read_bytes()
     middle = len(good) // 2
     yield "cut.request", good[:middle], "bytes early"
@@ -244,7 +244,7 @@ def test_missing_or_damaged_evaluation_keys_fail_requests_until_they_are_there(p
 def test_two_files_that_name_the_same_evaluation_keys_are_refused_until_one_is_gone(packed: Given, payload) -> None:
     (file,) = packed.folder.glob("*.keys")
     good = file.read_bytes()
-    second = packed.folder / "zz\n.keys"  # after the client's own in the order of names
+    second = packed.folder / "zz\n.keys"  # sorts after the client's own
     second.write_bytes(good[: container.HEADER_BYTES] + bytes(len(good) - container.HEADER_BYTES))
     with pytest.raises(InputError, match=rf"zz.*\.keys and {file.name} both hold keys of client") as caught:
         run(packed, payload=payload)

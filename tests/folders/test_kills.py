@@ -108,7 +108,7 @@ def test_killing_a_worker_loses_and_duplicates_nothing(
 
 
 def _recorded(replies: Path) -> int:
-    """How many replies the journal names; its first line is about the run."""
+    """How many replies the journal lists; its first line describes the run."""
     journal = replies / "manifest.jsonl"
     return len(journal.read_text().splitlines()) - 1 if journal.exists() else -1
 
@@ -136,7 +136,7 @@ def test_killing_the_driver_and_running_again_loses_and_duplicates_nothing(
         assert recorded >= COPIES // 4 - 2
         if recorded < COPIES:
             break
-        shutil.rmtree(replies)  # this process slept too long: it was killed too late to show anything
+        shutil.rmtree(replies)  # this process slept too long, and killed the run too late
     assert recorded < COPIES
     times = {path.name: path.stat().st_mtime_ns for path in replies.glob("*.reply")}
 

@@ -1,4 +1,4 @@
-"""Folders that strangers write to: no link is followed, and no file name reaches a terminal as it is."""
+"""Folders that strangers write to: no link is followed, and file names are escaped before they are printed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = b"a secret of another user\n"
 
 
 class Given:
-    """Two requests in a folder, and a file beside it that is nobody's business."""
+    """Two requests in a folder, and a private file beside it."""
 
     def __init__(self, folder: Path, layout: str) -> None:
         self.fit: Fit = small_fit(3, 4, 2, seed=5)
@@ -43,7 +43,7 @@ class Given:
         return score(self.fit, self.requests, self.replies, pool=InlineWorkers(), payload=payload)  # type: ignore[arg-type]
 
     def told(self) -> str:
-        """Everything that is in the folder of replies."""
+        """All files in the folder of replies."""
         return "".join(p.read_text(errors="replace") for p in self.replies.rglob("*") if p.is_file())
 
 
@@ -77,7 +77,7 @@ def test_a_quarantined_request_that_becomes_a_link_is_not_hashed(given: Given) -
     assert not found.quarantined
 
 
-def test_pipes_devices_and_folders_are_no_requests(given: Given) -> None:
+def test_pipes_devices_and_folders_are_not_requests(given: Given) -> None:
     os.mkfifo(given.requests / "pipe.request")
     (given.requests / "folder.request").mkdir()
     found = given.run()
@@ -104,7 +104,7 @@ def test_a_lock_that_is_a_link_does_not_touch_its_target(given: Given) -> None:
 
 @pytest.mark.parametrize("how", ["symlink_to", "hardlink_to"])
 def test_a_manifest_that_is_a_link_does_not_touch_its_target(given: Given, how: str) -> None:
-    given.secret.write_bytes(SECRET.rstrip())  # as a journal whose first line was cut off, which is emptied
+    given.secret.write_bytes(SECRET.rstrip())  # like a journal with an unfinished first line, which is emptied
     given.replies.mkdir()
     getattr(given.replies / "manifest.jsonl", how)(given.secret)
     with pytest.raises(InputError, match=r"symbolic link|second name"):

@@ -52,7 +52,7 @@ def test_the_folded_circuit_is_feasible_below_the_papers_grid() -> None:
     assert all(row.feasible and row.ring < 2**14 for row in rows)
 
 
-def test_a_scale_too_small_for_the_coefficients_is_not_feasible_but_said() -> None:
+def test_a_scale_too_small_for_the_coefficients_is_reported_as_not_feasible() -> None:
     tiny = Activation("tiny", (0.0, 1e-12, 1e-12))
     row = run_paper(NETWORK, tiny, Configuration(2**14, 4, log2_scale=25), X)
     assert not row.feasible

@@ -165,7 +165,7 @@ def signed(data: bytes | bytearray) -> bytes:
 
 
 def mutate(data: bytes, rng: random.Random, other: bytes) -> bytes:
-    """One damage of a random sort; half of those inside are signed again, so that the digest does not hide them."""
+    """Damage of a random kind; half of the damaged contents get a new digest, so that other checks must find them."""
     sort = rng.randrange(9)
     body = bytearray(data[:-32])
     if sort == 0:
@@ -179,7 +179,7 @@ def mutate(data: bytes, rng: random.Random, other: bytes) -> bytes:
     if sort == 3:  # a residue that is not below its prime, with a good digest
         body[-8:] = b"\xff" * 8
         return signed(body)
-    if sort == 4:  # a header field of another value, with a good digest; ids are data, so they are left alone
+    if sort == 4:  # another value of a header field, with a good digest; ids are data and stay the same
         place = rng.choice([*range(76), *range(HEADER_BYTES - 24, HEADER_BYTES)])
         body[place] ^= 1 << rng.randrange(8)
         return signed(body)
@@ -188,7 +188,7 @@ def mutate(data: bytes, rng: random.Random, other: bytes) -> bytes:
         old = bytes(body)
         body[place : place + 8] = rng.randbytes(8)
         return signed(body) if bytes(body) != old else b""
-    if sort == 6:  # the head of one and the body of another
+    if sort == 6:  # the header of one container and the payload of another
         return data[:HEADER_BYTES] + other[HEADER_BYTES:]
     if sort == 7:
         at = rng.randrange(len(data) - 1)
@@ -211,7 +211,7 @@ def test_twelve_thousand_damaged_containers_are_refused_and_nothing_worse(fit, p
     keys = [b"".join(container.write_keys(made, bytes([i] * 16), Client(made).evaluation_keys())) for i in (1, 2)]
     cases.append((lambda s: container.read_keys(made, s), keys[0], keys[1]))
     for number in range(MUTATIONS):
-        # Keys are megabytes, so their turn comes less often.
+        # Keys are megabytes, so they are tested less often.
         read, data, other = cases[number % 4] if number % 60 else cases[4]
         damaged = mutate(data, rng, other)
         with pytest.raises(InputError):

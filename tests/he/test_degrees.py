@@ -138,7 +138,7 @@ def test_the_simulator_runs_the_same_circuit() -> None:
     assert np.abs(logits - (exact - exact.mean(axis=1)[:, None])).max() <= made.error.logit * 1.5
 
 
-def test_layout_packed_says_why_not() -> None:
+def test_layout_packed_says_why_it_does_not_fit() -> None:
     fit, X = fitted(3)
     with pytest.raises(InputError, match="layout packed takes models of degree 2"):
         plan(fit, samples=1, X=X, layout="packed")
@@ -153,7 +153,7 @@ def test_a_plan_of_another_degree_is_refused() -> None:
 
 
 def test_a_reply_too_large_for_the_error_bound_is_rejected_by_name() -> None:
-    """Degree 8 over a box 30 times as wide as the data: one sample would cost the others their precision."""
+    """Degree 8 over a box 30 times as wide as the data: one far sample would ruin the precision of all others."""
     fit, X = fitted(8, outputs=2)
     fit.box = 30 * fit.box
     made = plan(fit, samples=len(X), X=X, layout="batch")
@@ -175,7 +175,7 @@ def test_a_reply_too_large_for_the_error_bound_is_rejected_by_name() -> None:
 
 @pytest.mark.parametrize("degree", [3, 4])
 def test_a_bound_over_the_box_needs_no_limit(degree: int) -> None:
-    """With little room between calibration and box, the statement is for every sample of the box."""
+    """If the box is hardly wider than the calibration data, the bound holds for every sample of the box."""
     fit, X = fitted(degree)
     made = plan(fit, samples=len(X), X=X, layout="batch")
     assert "trusted" not in made.settings

@@ -29,7 +29,7 @@ def transforms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def steps_of(made: Plan, X: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """Which steps of the encoder a request takes, with what decides between them."""
+    """The steps of the encoder that a request takes, and what decides between them."""
     seen: list[tuple[object, ...]] = []
     residues, modulo = Context.residues, seal.modulo
 

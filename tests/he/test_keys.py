@@ -141,7 +141,7 @@ def test_a_folder_that_is_missing_or_a_folder_in_the_way_is_one_line(tmp_path: P
 
 
 @pytest.mark.parametrize("passphrase", [None, "correct horse"])
-def test_damage_anywhere_is_found_out(tmp_path: Path, passphrase: str | None) -> None:
+def test_damage_anywhere_is_detected(tmp_path: Path, passphrase: str | None) -> None:
     file = tmp_path / "own.key"
     keys.save(keys.generate(SMALL), file, passphrase)
     data = file.read_bytes()

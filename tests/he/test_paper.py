@@ -41,7 +41,7 @@ def test_levels_to_spare_are_dropped_before_the_second_layer(activation: Activat
     circuit = PaperCircuit(network(6, 1024, 2), activation, depth=5)
     X = np.random.default_rng(1).normal(size=(circuit.batch, 6))
     replies = circuit.evaluate(circuit.encrypt(X))
-    assert [reply.coeff_modulus_size() for reply in replies] == [1, 1]  # nothing but the first prime is left
+    assert [reply.coeff_modulus_size() for reply in replies] == [1, 1]  # only the first prime is left
     assert np.abs(circuit.decrypt(replies, len(X)) - circuit.plaintext_logits(X)).max() < 1e-3
 
 

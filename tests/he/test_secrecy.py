@@ -1,4 +1,4 @@
-"""A passphrase comes from its owner's file alone, and a key is in no core dump."""
+"""A passphrase comes only from a private file of its owner, and core dumps hold no key."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_classes_that_share_slots_count_the_noise_of_the_rescale_twice() -> None
 
 
 def test_two_servers_of_one_plan_round_their_weights_apart() -> None:
-    """A dither that the plan gave away could be aimed at: samples chosen against it changed decisions."""
+    """If the plan revealed the dither, samples chosen against it could change decisions."""
     model, X = random_model(8, 24, 4), random_samples(100, 8)
     fit = stand_in(model, X)
     made = plan(fit, samples=1, layout="packed", X=X)

@@ -1,4 +1,4 @@
-"""What becomes of models as people export them: the right answers by every command, or one line that helps."""
+"""Models as people export them: every command gives the right answers, or one line that helps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TORCH, SKL = ("torch", "onnxscript"), ("sklearn", "skl2onnx")
 
 
 def of_sklearn(*names: str, **options: Any) -> Any:
-    """A classifier behind preprocessing that is named, so that nothing is imported before it is needed."""
+    """A classifier behind preprocessing, given by name, so that nothing is imported before it is needed."""
 
     def make() -> Any:
         from sklearn import decomposition, impute, preprocessing
@@ -139,7 +139,7 @@ CASES: dict[str, Export] = {
     "SiLU by hand": Export(between(("Sigmoid", "y", "s", {}), ("Mul", "s y", "h", {}))),
     "an unknown activation": Export(between(("Sin", "y", "h", {})), refused=("(Sin)", "supported at the end")),
     "a linear model": Export(between(("Identity", "y", "h", {})), refused=("no activation",)),
-    # files that are no models
+    # files that are not models
     "noise": Export(bytes_of("model.onnx", b"\x00noise" * 20), refused=("ONNX", "export it again")),
     "an empty file": Export(bytes_of("model.onnx", b""), refused=("empty",)),
     "a pickle": Export(bytes_of("model.pkl", b"x"), refused=("never read", "model.pkl')).save(")),
@@ -175,7 +175,7 @@ def test_an_export_gives_the_right_answers_or_one_line_that_helps(name: str, tmp
     options = {name: case.options[1] if len(case.options) > 1 else True} if name else {}
     mlp = MLP.load(path, **options)
     assert (mlp.feature_part is not None) == case.split
-    assert np.mean(mlp.decide(mlp.inputs(X)) == decided) >= 0.975  # one near-tie of 40 may fall to float32's rounding
+    assert np.mean(mlp.decide(mlp.inputs(X)) == decided) >= 0.975  # float32 rounding may change one near-tie of 40
     assert main(["verify", out, calib]) == 0
     if not case.whole:
         return

@@ -108,7 +108,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_file_that_is_no_model_is_refused_in_one_line_with_its_path(case: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model_is_refused_in_one_line_with_its_path(case: str, tmp_path: Path) -> None:
     name, make, words = BAD[case]
     path = tmp_path / name
     make(path)

@@ -271,7 +271,7 @@ def test_one_sample_as_a_vector_may_have_its_weights_on_the_left(tmp_path: Path)
     assert_answers(mlp, NET.samples(), relu_logits(NET.samples(), *NET.weights()), 1e-9)
 
 
-def test_weights_in_a_second_file_are_found_and_missed_by_name(tmp_path: Path) -> None:
+def test_weights_in_a_second_file_are_read_and_named_if_missing(tmp_path: Path) -> None:
     options = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
     mlp = imported(plain(), tmp_path, **options)
     assert_answers(mlp, NET.samples(), relu_logits(NET.samples(), *NET.weights()), 1e-9)

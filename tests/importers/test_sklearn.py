@@ -84,7 +84,7 @@ def test_a_binary_classifier_is_one_score_positive_for_its_second_class() -> Non
     np.testing.assert_array_equal(np.array(["no", "yes"])[mlp.decide(X)], model.predict(X))
 
 
-def test_frozen_estimators_and_nested_pipelines_are_looked_through() -> None:
+def test_frozen_estimators_and_nested_pipelines_are_unwrapped() -> None:
     frozen = pytest.importorskip("sklearn.frozen", reason="scikit-learn before 1.6 has no FrozenEstimator")
     model = fitted(NET, StandardScaler(), MinMaxScaler())
     wrapped = Pipeline(

@@ -64,7 +64,7 @@ def test_a_state_dict_gives_the_model_that_its_sequential_gives(
     assert MLP.from_torch(module.state_dict()).sha256 == MLP.from_torch(module).sha256
 
 
-def test_nested_sequentials_and_a_trailing_softmax_are_looked_through() -> None:
+def test_nested_sequentials_are_unwrapped_and_a_trailing_softmax_is_ignored() -> None:
     flat = network(NET, middle=True)
     nested = nn.Sequential(nn.Sequential(flat[0], flat[1]), nn.Identity(), nn.Sequential(*flat[2:]), nn.Softmax(dim=1))
     assert MLP.from_torch(nested).sha256 == MLP.from_torch(flat).sha256

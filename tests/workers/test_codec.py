@@ -1,4 +1,4 @@
-"""What workers say is data: it comes back as it was, and nothing else comes out of any bytes."""
+"""Workers can send data and nothing else: it arrives unchanged, and no bytes decode to anything but data."""
 
 from __future__ import annotations
 
@@ -158,14 +158,14 @@ def test_outcomes_come_back() -> None:
     back = decoded(encoded(Answered([1, "two"])))
     assert isinstance(back, Answered)
     assert back.value == [1, "two"]
-    assert isinstance(decoded(codec.encode(["lost", "it ended", True])), Failed)  # that is for the driver to say
+    assert isinstance(decoded(codec.encode(["lost", "it ended", True])), Failed)  # only the driver may say this
     failed = decoded(encoded(Answered(lambda: 0)))
     assert isinstance(failed, Failed)
     assert "can't send a function" in str(failed.error)
 
 
 def test_a_worker_that_answers_with_a_pickle_runs_nothing_in_the_driver(tmp_path: Path) -> None:
-    """The attack itself: a worker that was taken over writes a pickle to the driver's pipe."""
+    """The attack itself: a compromised worker writes a pickle to the driver's pipe."""
     mark = tmp_path / "mark"
     with choose("local", 1).open(tasks.made) as pool:
         (done,) = pool.stream([("hijack", str(mark))])

@@ -156,7 +156,7 @@ def test_killing_a_worker_from_outside_loses_and_duplicates_nothing(pool: Pool) 
     done = []
     for one in pool.stream((("pid", 0.05) for _ in range(30)), ahead=1):
         if one.result == victim and victim not in {each.result for each in done}:
-            os.kill(victim, signal.SIGKILL)  # its next task is at work
+            os.kill(victim, signal.SIGKILL)  # it is working on its next task
         done.append(one)
     assert sorted(one.index for one in done) == list(range(30))
     assert all(one.error is None for one in done)
@@ -248,7 +248,7 @@ pool.gather([("pid", 600.0)] * 2)
 
 
 class _Late:
-    """A queue from which everything comes a second late."""
+    """A queue that delivers everything one second late."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -263,17 +263,17 @@ class _Late:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_waits_for_a_pool_that_another_thread_closes_learns_that_it_is_lost(name: str, late: bool) -> None:
+def test_a_thread_that_waits_for_a_pool_gets_an_error_when_another_closes_it(name: str, late: bool) -> None:
     found: list[BaseException] = []
 
     def wait() -> None:
         try:
             opened.gather([("pid", 60.0)] * 3)
-        except BaseException as error:  # whatever it is, the test looks at it
+        except BaseException as error:  # the test checks which one it is
             found.append(error)
 
     opened: Any = choose(name, 2).open(tasks.made)
-    if late and name == "local":  # the worker's end is heard of when everything is closed
+    if late and name == "local":  # the worker's end is noticed after everything is closed
         opened._messages = _Late(opened._messages)
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
@@ -305,7 +305,7 @@ def test_local_workers_end_when_the_driver_is_killed_and_a_script_needs_no_guard
     assert _wait_until(lambda: all(map(_gone, pids)))
 
 
-def test_a_function_is_done_for_each_task(name: str) -> None:
+def test_a_function_is_applied_to_each_task(name: str) -> None:
     done = {one.task: one for one in each(choose(name, 2), tasks.half, iter([4, 5, 6]))}
     assert (done[4].result, done[6].result) == (2, 3)
     assert str(done[5].error) == "5 is odd"
