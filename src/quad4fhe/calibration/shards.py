@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Protocol
 
 from quad4fhe._arrays import Array, row_chunks
@@ -167,9 +166,7 @@ class Shards:
     def __enter__(self) -> Shards:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._pool.close()
         finally:

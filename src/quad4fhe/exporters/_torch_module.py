@@ -10,21 +10,6 @@ from typing import Any
 import torch
 
 
-class QuadraticNet(torch.nn.Module):
-    """logits = squares(y * y) + linear(y) with y = hidden(x)."""
-
-    def __init__(self, features: int, units: int, outputs: int, dtype: Any = None) -> None:
-        super().__init__()
-        self.hidden = torch.nn.Linear(features, units, dtype=dtype)
-        self.squares = torch.nn.Linear(units, outputs, dtype=dtype)
-        self.linear = torch.nn.Linear(units, outputs, bias=False, dtype=dtype)
-
-    def forward(self, x: Any) -> Any:
-        """Logits (n, K) of samples (n, d)."""
-        y = self.hidden(x)
-        return self.squares(y * y) + self.linear(y)
-
-
 class FoldedNet(torch.nn.Module):
     """logits = squares(y * y) with y = hidden(x): affine, square, affine, as other compilers expect it."""
 
@@ -37,6 +22,19 @@ class FoldedNet(torch.nn.Module):
         """Logits (n, K) of samples (n, d)."""
         y = self.hidden(x)
         return self.squares(y * y)
+
+
+class QuadraticNet(FoldedNet):
+    """logits = squares(y * y) + linear(y) with y = hidden(x)."""
+
+    def __init__(self, features: int, units: int, outputs: int, dtype: Any = None) -> None:
+        super().__init__(features, units, outputs, dtype)
+        self.linear = torch.nn.Linear(units, outputs, bias=False, dtype=dtype)
+
+    def forward(self, x: Any) -> Any:
+        """Logits (n, K) of samples (n, d)."""
+        y = self.hidden(x)
+        return self.squares(y * y) + self.linear(y)
 
 
 class PolynomialNet(torch.nn.Module):

@@ -106,10 +106,11 @@ class PaperCircuit:
         self._baby = math.ceil(math.sqrt(self.span))
         self._giant = -(-self.span // self._baby)
         self._diagonals = [self._chunk_diagonals(chunk) for chunk in range(self.chunks)]
-        self._bias = self._encode(_padded(mlp.b1, self.width), self.scale, 1)
+        padding = (0, self.width - mlp.units)
+        self._bias = self._encode(np.pad(mlp.b1, padding), self.scale, 1)
         self._output_level = depth - 1  # spare levels are dropped before the second layer
         q = self._prime(self._output_level)
-        self._classes = [self._encode(_padded(row, self.width), float(q), self._output_level) for row in mlp.W2]
+        self._classes = [self._encode(np.pad(row, padding), float(q), self._output_level) for row in mlp.W2]
         self._constants = [self._encode(np.full(self.width, b), self.scale, depth) for b in mlp.b2]
         words = self.key.switching_words(self._steps())
         self.key_bytes = words.nbytes
@@ -281,9 +282,3 @@ class PaperCircuit:
 
     def _encode(self, values: Array, scale: float, level: int) -> Any:
         return self.context.encode(np.repeat(values, self.batch), scale, self.context.level(level))
-
-
-def _padded(values: Array, size: int) -> Array:
-    out = np.zeros(size)
-    out[: values.size] = values
-    return out
