@@ -188,7 +188,7 @@ def _read_one(client: Client, line: dict[str, Any], rows: slice, replies: Path) 
         with open_regular(file) as stream:
             reply = container.read_reply(client.plan, stream)
         if reply.identity.nonce.hex() != line["nonce"]:
-            raise ReplyError("it answers another request")
+            raise ReplyError("it answers another request; run score again")
         return Batch(name, rows, outputs, client.decrypt(reply))
     except FileNotFoundError:
         return Batch(name, rows, outputs, None, f"{file.name} is missing")

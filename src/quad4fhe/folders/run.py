@@ -221,7 +221,7 @@ class _Run:
                     first = file.read(container.HEADER_BYTES)
                     kind, identity = container.peek(first)
                     if kind is not Kind.request:
-                        raise InputError(f"the container holds {kind.name}, wanted request")
+                        raise InputError(f"the container holds {kind.name}, wanted request; move it elsewhere")
                     if not identity.belongs_to(self.plan):
                         raise InputError(f"it was {identity.mismatch(self.plan)}; encrypt again with the wanted plan")
                     # Read one byte more than there should be, so that the worker rejects a file that is too long.

@@ -222,7 +222,7 @@ def _fields(data: bytes) -> tuple[Kind, int, tuple[Any, ...]]:
     if version != VERSION:
         raise InputError(f"container version {version}, this library reads version {VERSION}; use the same release")
     if kind not in tuple(Kind):
-        raise InputError(f"container kind {kind}, wanted one of {', '.join(k.name for k in Kind)}")
+        raise InputError(f"container kind {kind}, wanted one of {', '.join(k.name for k in Kind)}; send one of these")
     return Kind(kind), width, tuple(fields)
 
 
@@ -232,7 +232,7 @@ def _open(plan: Plan, kind: Kind, stream: Readable) -> tuple[Identity, Any]:
     data = bytes(_exactly(stream, HEADER_BYTES))
     found, identity = peek(data)
     if found is not kind:
-        raise InputError(f"the container holds {found.name}, wanted {kind.name}")
+        raise InputError(f"the container holds {found.name}, wanted {kind.name}; send that")
     if not identity.belongs_to(plan):
         raise InputError(f"the container was {identity.mismatch(plan)}; encrypt again with the wanted plan")
     _, width, (*_, a, b, c, d, payload) = _fields(data)

@@ -240,7 +240,9 @@ def _unlock(path: Path, first: bytes, body: bytes, passphrase: str) -> bytes:
     try:
         secret: bytes = cipher.decrypt(nonce, locked, first + salt)
     except InvalidTag:
-        raise InputError(f"{path}: wrong passphrase, or the file is damaged") from None
+        raise InputError(
+            f"{path}: wrong passphrase, or the file is damaged; try again, or restore it from a backup"
+        ) from None
     return secret
 
 

@@ -124,7 +124,7 @@ class PaperCircuit:
     def encrypt(self, X: Array) -> list[Any]:
         """Encrypt at most `batch` samples, one ciphertext per chunk of features."""
         if len(X) > self.batch:
-            raise InputError(f"{len(X)} samples, one batch holds {self.batch}")
+            raise InputError(f"{len(X)} samples, one batch holds {self.batch}; encrypt several batches")
         rows = np.zeros((self.batch, self.chunks * self.span))
         rows[: len(X), : X.shape[1]] = X
         self.counts = Counts(encryptions=self.chunks, depth=self.activation.depth)

@@ -80,7 +80,7 @@ class Chain:
         vector = np.zeros(out) if bias is None else tensor(f"the bias of {label}", bias, 1)
         if vector.shape != (out,):
             raise InputError(
-                f"the bias of {label} has {vector.size} entries, but its weight {matrix.shape} has {out} rows"
+                f"the bias of {label} has {vector.size} entries, its weight {matrix.shape} has {out} rows; check it"
             )
         if self.width not in (None, matrix.shape[1]):
             raise self._mismatch(label, matrix.shape[1])
@@ -92,7 +92,9 @@ class Chain:
         offset = tensor(f"the shift of {label}", np.atleast_1d(shift), 1)
         size = max(factor.size, offset.size)
         if not {factor.size, offset.size} <= {1, size}:
-            raise InputError(f"the scale of {label} has {factor.size} entries, but its shift has {offset.size}")
+            raise InputError(
+                f"the scale of {label} has {factor.size} entries, but its shift has {offset.size}; check the file"
+            )
         if size > 1 and self.width not in (None, size):
             raise self._mismatch(label, size)
         return self._then(_Affine(np.broadcast_to(factor, size), np.broadcast_to(offset, size)))
@@ -119,7 +121,9 @@ class Chain:
     def activate(self, label: str, activation: Activation = RELU) -> Chain:
         """Append an activation."""
         if len(self.maps) >= 2 and not self.maps[-1].dense:
-            raise InputError(f"{label} follows another activation without a linear layer between them")
+            raise InputError(
+                f"{label} follows another activation without a linear layer between them; supported: {_LAYERS}"
+            )
         if not self.started:
             raise InputError(f"{label} comes before any weight matrix; supported: {_LAYERS}")
         return Chain((*self.maps, _IDENTITY), (*self.activations, activation))

@@ -191,7 +191,7 @@ def _read_npz(file: Path, role: Role, columns: Columns) -> Samples:
         if "scale" in archive and X.dtype.kind in "iu":
             scale = read_npz(archive, "scale")
             if scale.dtype.kind not in "iuf" or (scale.size != 1 and scale.shape != X.shape[1:]):
-                raise InputError(f"scale has shape {scale.shape}, wanted one number per column of X {X.shape}")
+                raise InputError(f"scale has shape {scale.shape}, wanted one number, or one per column of X {X.shape}")
             X = X.astype(np.float32) * scale.reshape(-1).astype(np.float32)
         y = read_npz(archive, f"y{ending}") if f"y{ending}" in archive else None
     if columns.label is not None:

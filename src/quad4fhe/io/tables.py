@@ -60,7 +60,7 @@ def read_text(file: Path) -> tuple[list[str], list[list[str]]]:
     width = len(rows[0][1])
     for line, row in rows:
         if len(row) != width:
-            raise InputError(f"line {line} has {len(row)} cells, but the first row has {width}")
+            raise InputError(f"line {line} has {len(row)} cells, but the first row has {width}; fix or drop the line")
     first = [cell.strip() for cell in rows[0][1]]
     has_header = all(_number(name) is None and name for name in first)
     names = first if has_header else [str(k + 1) for k in range(width)]
@@ -126,7 +126,9 @@ def _read_slow(handle: TextIO, width: int, header: Sequence[str], features: Sequ
         if index == 0:
             continue
         if len(row) != width:
-            raise InputError(f"row {index} (line {line}) has {len(row)} cells, but the first row has {width}")
+            raise InputError(
+                f"row {index} (line {line}) has {len(row)} cells, but the first row has {width}; fix or drop the row"
+            )
         numbers = []
         if label is not None:
             labels.append(row[label].strip())

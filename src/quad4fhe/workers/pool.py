@@ -225,7 +225,7 @@ class Pool:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise WorkerLostError("the pool was closed")
+            raise WorkerLostError("the pool was closed; open a new one")
 
     def _next(self) -> tuple[_Slot, Outcome]:
         while True:
