@@ -108,28 +108,22 @@ _Terms = dict[tuple[Atom, ...], float]
 _Known = tuple[Activation, tuple[float, float], float]
 
 
-def _clip(low: float, high: float) -> Activation:
-    if low == 0 and math.isinf(high):
-        return RELU
-    return Activation("relu6") if (low, high) == (0, 6) else Activation("hardtanh", (low, high))
-
-
 def _one_function(terms: _Terms) -> _Known | None:
     """A single function of s u + t, times a number."""
     if len(terms) != 1:
         return None
-    (atoms, scale), *_ = terms.items()
-    if len(atoms) != 1 or atoms[0].inner is None or atoms[0].inner.line is None:
+    ((atoms, scale),) = terms.items()
+    line = atoms[0].inner.line if len(atoms) == 1 and atoms[0].inner is not None else None
+    if line is None:
         return None
     (atom,) = atoms
-    assert atom.inner is not None
-    line = atom.inner.line
-    assert line is not None
     if atom.name == "clip":
         low, high = atom.parameters
-        if math.isinf(low) or (math.isinf(high) and low != 0):
+        if low == 0 and math.isinf(high):
+            return RELU, line, scale
+        if math.isinf(low) or math.isinf(high):
             return None
-        return _clip(low, high), line, scale
+        return Activation("relu6") if (low, high) == (0, 6) else Activation("hardtanh", (low, high)), line, scale
     if atom.name not in ACTIVATIONS:  # erf and abs alone are not activations
         return None
     return Activation(atom.name, atom.parameters), line, scale
@@ -139,7 +133,7 @@ def _pair(terms: _Terms) -> tuple[Atom, float] | None:
     """The function f and the number a of the single term a u f."""
     if len(terms) != 1:
         return None
-    (atoms, scale), *_ = terms.items()
+    ((atoms, scale),) = terms.items()
     others = [atom for atom in atoms if atom != _U]
     return (others[0], scale) if len(atoms) == 2 and len(others) == 1 else None
 
