@@ -20,11 +20,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from typing import Any, BinaryIO, Literal, NoReturn
+from typing import BinaryIO, Literal, NoReturn
 
 import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from quad4fhe.errors import InputError, MissingExtraError
+from quad4fhe.errors import InputError
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.he.secrecy import forbid_core_dumps
 from quad4fhe.io.files import writing
@@ -235,8 +238,6 @@ def _encode(key: StoredKey, passphrase: str | None) -> bytes:
 def _unlock(path: Path, first: bytes, body: bytes, passphrase: str) -> bytes:
     salt, nonce, locked = body[:_SALT], body[_SALT : _SALT + _NONCE], body[_SALT + _NONCE :]
     cipher = _cipher(passphrase, salt)
-    from cryptography.exceptions import InvalidTag
-
     try:
         secret: bytes = cipher.decrypt(nonce, locked, first + salt)
     except InvalidTag:
@@ -246,12 +247,7 @@ def _unlock(path: Path, first: bytes, body: bytes, passphrase: str) -> bytes:
     return secret
 
 
-def _cipher(passphrase: str, salt: bytes) -> Any:
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-    except ImportError:
-        raise MissingExtraError("cryptography", "serve", "a key with a passphrase") from None
+def _cipher(passphrase: str, salt: bytes) -> AESGCM:
     return AESGCM(Scrypt(salt=salt, length=32, **_SCRYPT).derive(passphrase.encode()))
 
 

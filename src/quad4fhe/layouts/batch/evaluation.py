@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
+from quad4fhe._threads import few_threads
 from quad4fhe.layouts.backend import Key
 from quad4fhe.layouts.base import Evaluator
 from quad4fhe.layouts.batch import costs
@@ -135,7 +136,8 @@ class BatchEvaluator(Evaluator):
     def evaluate(self, chunks: Iterable[Words], keys: Any = None) -> tuple[Residues]:
         """The reply (K, degree + 1, primes, N) for a seed and first halves that arrive in one or more chunks."""
         source = iter(chunks)
-        reply = self._plain(next(source).tobytes(), source)
+        with few_threads():  # products of tiles are small: more threads take up to twice the CPU time
+            reply = self._plain(next(source).tobytes(), source)
         if (self._blinding is None) != (keys is None):
             raise AssertionError("a plan of private replies needs the client's public key, a plain one has none")
         if self._blinding is not None:
