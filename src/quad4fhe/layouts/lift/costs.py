@@ -39,14 +39,14 @@ def lift_forecast(
     ring, J, R = chain.ring, place.inputs, place.replies
     residues = ring * len(chain.primes)
     slow = sum(1.0 if q < NARROW else 4.0 for q in chain.primes) * ring
-    # Per residue, in units of `element`: expanding a seed 20, a transform 4 to 6, a product 0.9, an answer 1, switching
+    # Per residue, in units of `element`: expanding a seed 5, a transform 4 to 6, a product 0.9, an answer 1, switching
     # and packing 4.5.
     element = machine.element
     monomials = place.samples * place.size * 10 * element
-    encrypt = J * (residues * (machine.encrypt + 22 * element) + slow * 4 * element) + monomials
+    encrypt = J * (residues * (machine.encrypt + 7 * element) + slow * 4 * element) + monomials
     read = place.replies * ring * (2 + place.places * place.group) * element
     answers = place.reads * (place.size if place.blanks else place.used // place.samples) * len(chain.primes) * element
-    masks = J * residues * 20 * element + (0.9 * J * R + 6 * R) * slow * element
+    masks = J * residues * 5 * element + (0.9 * J * R + 6 * R) * slow * element
     finish = R * (4.5 * residues + 3 * ring) * element + (2 * R * residues * element if private else 0.0)
     zero = 2.4 * R * residues * machine.encrypt  # SEAL encrypts with a public key modulo the special prime as well
     ahead = pool_capacity(place, len(chain.primes)) if private else count
