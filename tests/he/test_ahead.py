@@ -365,6 +365,16 @@ def test_entries_are_not_copied_or_pickled() -> None:
                 how(one)
 
 
+def test_a_few_large_entries_do_not_evict_the_small_ones_of_others() -> None:
+    store = PreparedReplies(total=100_000)
+    for i in range(50):
+        put(store, "small", i)
+    for i in range(100):
+        put(store, "large", i, bytes(10_000))
+    assert all(store.has("small", name(i)) for i in range(50))
+    assert store.bytes == 50 * (512 + 4) + 7 * (512 + 10_000) <= 100_000
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # threads and fork
 def test_a_forked_process_has_neither_entries_nor_parts() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -39,7 +40,7 @@ class TakenError(InputError):
 class PreparedReplies:
     """The entries of all senders, at most `per_owner` entries each and `total` bytes together.
 
-    At the first limit a sender's oldest entry is evicted, at the second the oldest of the sender that has most.
+    At the first limit a sender's oldest entry is evicted, at the second the oldest of the sender that has most bytes.
     """
 
     def __init__(self, per_owner: int = PER_OWNER, total: int = TOTAL_BYTES) -> None:
@@ -49,6 +50,7 @@ class PreparedReplies:
 
     def _forget(self) -> None:
         self._kept: dict[Hashable, dict[bytes, bytes]] = {}
+        self._sizes: Counter[Hashable] = Counter()  # bytes by sender
         self._making: set[tuple[Hashable, bytes]] = set()
         self._gone: dict[tuple[Hashable, bytes], None] = {}
         self._process = os.getpid()
@@ -103,11 +105,11 @@ class PreparedReplies:
         with self._lock:
             self._leave_to_parent()
             self._kept.setdefault(owner, {})[name] = kept
-            self.bytes += _OVERHEAD + len(kept)
+            self._add(owner, _OVERHEAD + len(kept))
             if len(self._kept[owner]) > self._per_owner:
                 self._evict(owner)
             while self.bytes > self._total and self._kept:
-                self._evict(max(self._kept, key=lambda one: len(self._kept[one])))
+                self._evict(max(self._sizes, key=self._sizes.__getitem__))
 
     def _evict(self, owner: Hashable) -> None:
         self._pop(owner, next(iter(self._kept[owner])))  # a dictionary keeps the order of insertion
@@ -116,13 +118,17 @@ class PreparedReplies:
         own = self._kept.get(owner, {})
         kept = own.pop(name, None)
         if kept is not None:
-            self.bytes -= _OVERHEAD + len(kept)
+            self._add(owner, -_OVERHEAD - len(kept))
             self._gone[owner, name] = None
             if len(self._gone) > REMEMBERED:
                 del self._gone[next(iter(self._gone))]
             if not own:
-                del self._kept[owner]
+                del self._kept[owner], self._sizes[owner]
         return kept
+
+    def _add(self, owner: Hashable, size: int) -> None:
+        self._sizes[owner] += size
+        self.bytes += size
 
     def _leave_to_parent(self) -> None:
         """After a fork, the parent has the same entries."""
