@@ -25,6 +25,19 @@ def test_each_owner_gets_its_answers_every_day() -> None:
     assert Quota(None).take("one", 10**9) is None
 
 
+def test_unanswered_questions_of_yesterday_are_not_given_back_today() -> None:
+    now = [86_400.0 * 20_000 - 1]
+    quota = Quota(2, lambda: now[0])
+    assert quota.take("one", 2) is None
+    yesterday = quota.day
+    now[0] += 2
+    assert quota.take("one", 2) is None
+    quota.give_back("one", 2, yesterday)
+    assert quota.take("one", 1) is not None
+    quota.give_back("one", 1, quota.day)
+    assert quota.take("one", 1) is None
+
+
 def test_a_server_enforces_questions_per_day(tmp_path: Path) -> None:
     fit = small_fit(3, 8, 2, seed=1)
     fit.save(tmp_path / "fit.safetensors")

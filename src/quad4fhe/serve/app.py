@@ -252,7 +252,7 @@ class Service:
         if wait is not None:
             why = f"this token may ask {self.limits.questions_per_day} questions a day; come back tomorrow (UTC)"
             raise HTTPException(429, why, {"Retry-After": str(wait)})
-        unanswered.callback(self._quota.give_back, owner, questions)
+        unanswered.callback(self._quota.give_back, owner, questions, self._quota.day)
 
     def _take(self, owner: Hashable, identity: container.Identity, count: Callable[[], None]) -> bytes:
         """Take out what was prepared for a request; nothing awaits here, so of several requests one gets it."""

@@ -13,7 +13,7 @@ class Quota:
 
     def __init__(self, limit: int | None, clock: Callable[[], float] = time.time) -> None:
         self._limit, self._clock = limit, clock
-        self._day = 0
+        self.day = 0  # the number of the day that is counted now
         self._used: dict[Hashable, int] = {}
 
     def take(self, owner: Hashable, count: int) -> int | None:
@@ -21,8 +21,8 @@ class Quota:
         if self._limit is None:
             return None
         now = int(self._clock())
-        if now // _DAY != self._day:
-            self._day = now // _DAY
+        if now // _DAY != self.day:
+            self.day = now // _DAY
             self._used.clear()
         used = self._used.get(owner, 0) + count
         if used > self._limit:
@@ -30,7 +30,7 @@ class Quota:
         self._used[owner] = used
         return None
 
-    def give_back(self, owner: Hashable, count: int) -> None:
-        """Do not count answers that were not given after all."""
-        if owner in self._used:  # not if another day has begun
+    def give_back(self, owner: Hashable, count: int, day: int) -> None:
+        """Do not count answers of this day that were not given after all."""
+        if day == self.day and owner in self._used:
             self._used[owner] = max(0, self._used[owner] - count)
