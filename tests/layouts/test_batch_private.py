@@ -8,6 +8,7 @@ import inspect
 import math
 import os
 import pickle
+import signal
 from typing import Any
 
 import numpy as np
@@ -76,13 +77,15 @@ def test_a_seed_can_not_be_chosen_copied_or_used_in_two_processes(made: Plan) ->
     with pytest.raises(AttributeError):
         fresh.seed = bytes(32)  # type: ignore[misc]
     fresh.encrypt([key.context.zero_plain])
-    child = os.fork()
-    if child == 0:
-        try:
-            fresh.encrypt([key.context.zero_plain])
-        except SeedError:
-            os._exit(0)
-        os._exit(1)
+    with fresh._lock:  # as if another thread encrypted while this one forks
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                fresh.encrypt([key.context.zero_plain])
+            except SeedError:
+                os._exit(0)
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -71,9 +71,9 @@ class SeededEncryptor:
 
     def encrypt(self, plains: Sequence[Any]) -> Words:
         """The first halves (n, primes, N) of fresh encryptions; their second halves are the next masks of the seed."""
+        if self._process != os.getpid():  # before the lock: it may have been taken when the process forked
+            raise SeedError("this request was begun in another process; encrypt it again here")
         with self._lock:
-            if self._process != os.getpid():
-                raise SeedError("this request was begun in another process; encrypt it again here")
             number, self._count = self._count, self._count + len(plains)
             # Kept, because allocating memory takes longer than filling it.
             if self._masks is None or len(self._masks) < len(plains):
