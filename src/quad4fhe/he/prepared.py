@@ -1,10 +1,14 @@
 """Parts of requests that do not depend on the samples, made ahead; each is used once.
 
 A part is an encryption of zero. A request is its sum with the message, so two requests from the same part show the
-difference of their messages, and whoever has the part reads the request. In a folder each part is one file, encrypted
-and authenticated with AES-GCM under a key that follows from the secret key. To take one, its file is renamed, which
-only one process can do, read, and removed, and the folder is written to disk before the part is used. After a crash at
-any point it is lost, and never used again. Do not copy or restore such a folder: copies would be used twice.
+difference of their messages, and whoever has the part reads the request. The products of a part are exact linear
+equations in the secret key, and the server knows their coefficients: enough of them give it the key. So parts are as
+secret as the key, also after use.
+
+In a folder each part is one file, encrypted and authenticated with AES-GCM under a key that follows from the secret
+key. To take one, its file is renamed, which only one process can do, read, and removed, and the folder is written to
+disk before the part is used. After a crash at any point it is lost, and never used again. Do not copy or restore such a
+folder: copies would be used twice.
 
     magic 8 | key id 16 | plan hash 32 | nonce 12 | AES-256-GCM of: length of the zeros u32 | zeros | products
 """
@@ -76,7 +80,7 @@ class Prepared(Protocol):
 
 
 class PreparedStore(Prepared, Protocol):
-    """A place for prepared parts."""
+    """A place for prepared parts, which must be kept as secret as the key."""
 
     def __len__(self) -> int:
         """How many there are."""
@@ -123,7 +127,7 @@ class PreparedFolder:
 
     def __init__(self, folder: Path, key: StoredKey) -> None:
         self._folder, self._head = folder, MAGIC + key.key_id + key.plan.sha256
-        # Parts are as secret as the requests made with them, and whoever planted one would read such a request.
+        # Parts are as secret as the key, and whoever planted one would read the request that is made with it.
         derived = HKDF(SHA256(), 32, salt=None, info=b"quad4fhe-prepared-2").derive(key.secret)
         self._cipher = AESGCM(derived)
 
