@@ -21,6 +21,7 @@ import pytest
 
 from quad4fhe import Fit
 from quad4fhe.he import container, keys
+from quad4fhe.he.ahead import SpentError
 from quad4fhe.he.session import Client
 from quad4fhe.serve.admission import Place
 from quad4fhe.serve.client import Remote, ServiceError
@@ -186,11 +187,12 @@ class Slow:
     name, workers = "slow", 1
 
     def start(self, make: bytes, deliver: Deliver, **_: object) -> Slow:
-        self._deliver = deliver
+        self._deliver, self.sent = deliver, list[Task]()
         deliver(Answered(None))
         return self
 
     def send(self, task: Task) -> None:
+        self.sent.append(task)
         result = TaskResult(error="no" if task.key_id == "refused" else None)
         threading.Timer(0.2, self._deliver, (Answered(msgspec.json.encode(result)),)).start()
 
@@ -218,6 +220,34 @@ def test_the_reserve_follows_what_tasks_of_that_kind_take() -> None:
             await pool.run(Task("plan", request="r"), Place("x"), now() + 0.1, now() - 0.1)
         assert (await pool.run(Task("plan", request="r"), Place("x"), now() + 60)).error is None
         assert pool.restarts == 0
+        await pool.close()
+
+    asyncio.run(story())
+
+
+def test_what_was_prepared_is_taken_only_when_a_worker_is_free() -> None:
+    """A question that waits in vain keeps it, and one that finds nothing costs no worker."""
+    taken: list[bytes] = []
+
+    def take() -> bytes:
+        taken.append(b"kept")
+        return taken[-1]
+
+    def gone() -> bytes:
+        raise SpentError("used")
+
+    async def story() -> None:
+        launcher = Slow()
+        pool = ServerPool(Setup([]), launcher)
+        await pool.start()
+        now = asyncio.get_running_loop().time
+        with pytest.raises(WorkerLostError, match="in time to compute"):
+            await pool.run(Task("plan"), Place("x"), now() + 60, now() - 0.1, take)
+        assert taken == []
+        with pytest.raises(SpentError):
+            await pool.run(Task("plan"), Place("x"), now() + 60, take=gone)
+        assert (await pool.run(Task("plan"), Place("x"), now() + 60, take=take)).error is None
+        assert (launcher.sent, taken, pool.restarts) == ([Task("plan", kept=b"kept")], [b"kept"], 0)
         await pool.close()
 
     asyncio.run(story())

@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.he import backends, container
-from quad4fhe.he.ahead import PER_OWNER, PreparedReplies, SpentError, TakenError
+from quad4fhe.he.ahead import PER_OWNER, SPENT, PreparedReplies, SpentError, TakenError
 from quad4fhe.he.container import Kind
 from quad4fhe.he.key_cache import KeyCache
 from quad4fhe.layouts import layout_of
@@ -210,6 +210,8 @@ class Service:
         upload = await announced(request, self._hosted(request), Kind.request, Kind.prepared)
         owner, fresh = request.state.owner, upload.kind is Kind.request
         keys = self._keys_for(upload) if fresh else None
+        if not fresh and not self._ahead.has(owner, upload.identity):
+            raise HTTPException(410, SPENT)
         async with self._place(request) as (place, deadline):
             with contextlib.ExitStack() as unanswered:
                 count = partial(self._count, owner, upload.plan.per_request, unanswered)
@@ -255,7 +257,7 @@ class Service:
         unanswered.callback(self._quota.give_back, owner, questions, self._quota.day)
 
     def _take(self, owner: Hashable, identity: container.Identity, count: Callable[[], None]) -> bytes:
-        """Take out what was prepared for a request; nothing awaits here, so of several requests one gets it."""
+        """Take out what was prepared for a request, once a worker is free; of several requests one gets it."""
         if self._ahead.has(owner, identity):
             count()
         try:
@@ -271,7 +273,7 @@ class Service:
         deadline: float,
         take: Callable[[], bytes] | None = None,
     ) -> tuple[Response, TaskResult]:
-        """Have a worker reply to a body; `take` returns what was prepared for it, and is called once it is here."""
+        """Have a worker reply to a body; `take` returns what was prepared for it, see `ServerPool.run`."""
         plan = upload.plan
         start_by = self._start_by(deadline, plan, evaluates=True)
         with self.spool.slot() as source:
@@ -287,9 +289,8 @@ class Service:
                     str(source),
                     str(reply),
                     upload.kind,
-                    None if take is None else take(),
                 )
-                result = await self._checked(source, self._run(task, place, deadline, start_by))
+                result = await self._checked(source, self._run(task, place, deadline, start_by, take))
                 file = taken(reply)
                 size = os.fstat(file.fileno()).st_size  # of the open file: a shared folder may report an old size
                 self.metrics.bytes_out.inc(size)
@@ -380,10 +381,12 @@ class Service:
             raise HTTPException(400, said)
         return result
 
-    async def _run(self, task: Task, place: Place, deadline: float, start_by: float) -> TaskResult:
+    async def _run(
+        self, task: Task, place: Place, deadline: float, start_by: float, take: Callable[[], bytes] | None = None
+    ) -> TaskResult:
         try:
             with self.metrics.task():
-                result = await self.pool.run(task, place, deadline, start_by)
+                result = await self.pool.run(task, place, deadline, start_by, take)
         except WorkerLostError as error:
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
         except DeadlineError as error:

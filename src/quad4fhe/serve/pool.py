@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -130,14 +130,28 @@ class ServerPool:
         usual = sum(self._usual.get(kind, 0.0) for kind in kinds)
         return min(_LARGEST_SHARE * seconds, max(_LEAST_SHARE * seconds, _USUAL_TIMES * usual))
 
-    async def run(self, task: Task, place: Place, deadline: float, start_by: float | None = None) -> TaskResult:
+    async def run(
+        self,
+        task: Task,
+        place: Place,
+        deadline: float,
+        start_by: float | None = None,
+        take: Callable[[], bytes] | None = None,
+    ) -> TaskResult:
         """Give a task to the next idle worker; `deadline` and `start_by` are times of the event loop's clock.
 
+        `take` returns what was prepared for the task; it is called once a worker is free, since it can't be undone.
         Raises WorkerLostError if no worker is free at `start_by` (by default the deadline), EvictedError if the place
         is given to another sender before.
         """
         while True:
             worker = await self._next(place, deadline if start_by is None else start_by)
+            if take is not None:
+                try:
+                    task, take = msgspec.structs.replace(task, kept=take()), None
+                except BaseException:
+                    self._idle.put_nowait(worker)
+                    raise
             started = time.perf_counter()
             try:
                 async with asyncio.timeout_at(deadline):
