@@ -64,6 +64,19 @@ def test_expansion_is_that_of_whole_numbers(name: Any, degree: int) -> None:
                 assert int(out[j, i, t]) % q == sum(terms) % q
 
 
+@pytest.mark.parametrize(("degree", "fine"), [(3, True), (4, False)])
+def test_plans_with_primes_that_are_too_large_for_the_degree_are_refused(degree: int, fine: bool) -> None:
+    fit, X = fitted(degree)
+    fields = plan(fit, samples=4096, layout="batch", X=X).to_dict()
+    chain = fields["chain"]
+    chain["primes"] = list(largest_primes(chain["ring"], 31, len(chain["primes"])))
+    if fine:
+        Plan.from_dict(fields)
+        return
+    with pytest.raises(InputError, match="degree 4 has primes of at most 30 bits"):
+        Plan.from_dict(fields)
+
+
 @pytest.mark.parametrize("degree", [3, 8])
 def test_bounds_hold_everywhere_in_the_box(degree: int) -> None:
     made = model(degree)

@@ -24,6 +24,7 @@ from quad4fhe.layouts.masks import as_bytes
 from quad4fhe.layouts.residues import KernelName
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.costs import Counts, groups
+from quad4fhe.planning.exactness import largest_prime_bits
 from quad4fhe.planning.fold import Form as Fold
 from quad4fhe.planning.fold import fold
 from quad4fhe.planning.integers import IntegerCircuit, quantise
@@ -78,8 +79,9 @@ class BatchLayout(Layout):
         # Fewer would let a plan's author choose how many requests, and so how many observations, a query consists of.
         if plan.per_request != chain.slots:
             raise InputError(f"layout batch has {chain.slots} samples a request, one a slot, not {plan.per_request}")
-        if max(chain.primes) >= 2**32:
-            raise InputError("layout batch has primes of at most 32 bits; plan again")
+        most = largest_prime_bits(settings.degree)
+        if max(chain.primes) >= 1 << most:
+            raise InputError(f"layout batch of degree {settings.degree} has primes of at most {most} bits; plan again")
         flooding = _flooding(plan)
         if (settings.replies == "plain") != (flooding is None) or (flooding is None) != (settings.security is None):
             raise InputError("only plain replies have no flooding; plan again")
