@@ -139,7 +139,8 @@ def test_parts_of_another_key_or_damaged_or_planted_ones_are_not_used(
     folder.put(Part(b"one"))
     assert PreparedFolder(tmp_path / "parts", keys.generate(made)).take() is None
     (path,) = (tmp_path / "parts").glob("*.ready")
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert folder.take() is None
     # The key's id and the plan's hash are public; without the secret nobody makes a part that passes.
     body = module.MAGIC + key.key_id + made.sha256 + bytes(64)
