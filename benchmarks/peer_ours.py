@@ -38,17 +38,29 @@ def user(fit: Fit, made: Plan, X: NDArray[Any]) -> Any:
 def measure(network: Network) -> list[dict[str, Any]]:
     """All layouts for one question, and both precisions of layout batch for a full request."""
     rows = []
-    cases = [("lift", "strict", 1), ("packed", "strict", 1), ("batch", "strict", 4096), ("batch", "fast", 4096)]
-    for layout, precision, samples in cases:
+    cases: list[tuple[str, Any, int, dict[str, Any]]] = [
+        ("lift", "strict", 1, {}),
+        ("lift plain", "strict", 1, {"replies": "plain"}),
+        ("packed", "strict", 1, {}),
+        ("batch", "strict", 4096, {}),
+        ("batch", "fast", 4096, {}),
+    ]
+    for name, precision, samples, extra in cases:
+        form, layout = f"{name} {precision}", name.split()[0]
         try:
             made = plan(
-                network.fit, samples=samples, layout=layout, precision=precision, X=network.X_cal, box=network.box
+                network.fit,
+                samples=samples,
+                layout=layout,
+                precision=precision,
+                X=network.X_cal,
+                box=network.box,
+                **extra,
             )
         except InputError as error:
-            form = f"{layout} {precision}"
             rows.append({"peer": "quad4fhe", "form": form, "skipped": str(error)[:200]})
             continue
-        rows.append(_run(network, made, f"{layout} {precision}"))
+        rows.append(_run(network, made, form))
     return rows
 
 
