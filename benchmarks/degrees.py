@@ -188,6 +188,7 @@ def picture(results: list[dict[str, Any]], model: str, path: Path) -> None:
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "degrees"
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogFormatter
 
     figure, axes = plt.subplots(figsize=(6.4, 4.2))
     for method, marker in (("unitwise", "o"), ("head", "D"), ("ola", "s"), ("remez", "^"), ("least squares", "v")):
@@ -201,6 +202,9 @@ def picture(results: list[dict[str, Any]], model: str, path: Path) -> None:
             axes.annotate(str(r["degree"]), at, textcoords="offset points", xytext=(5, 4), fontsize=8)
     axes.set(xscale="log", yscale="log", xlabel="server, microseconds of CPU a slot", ylabel="test decisions lost, %")
     axes.set_title(f"{model}: decisions lost against server time, by degree", fontsize=10)
+    for axis in (axes.xaxis, axes.yaxis):  # 60 instead of 6 x 10^1
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.legend(fontsize=8)
     figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
