@@ -32,10 +32,11 @@ class Point:
 
 
 def points(peers: dict[str, Any], families: dict[str, Any]) -> list[Point]:
-    """Our quickest layout with two families, and every peer in its best form."""
+    """Our layouts, the quickest with two families, and every peer in its best form; no plain replies of lift."""
     otto = peers["networks"]["otto"]
     found = []
     rows = [row for row in otto["results"] if "server" in row and row["per_request"] == 1]
+    rows = [row for row in rows if "plain" not in row["form"]]  # these tell the client the weights
     for row in rows:
         cost = _cost(row)
         if row["peer"] == "quad4fhe":
