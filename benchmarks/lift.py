@@ -146,7 +146,7 @@ def prepared(data: Path, rounds: int, widen: float | None) -> list[dict[str, Any
         row["container_bytes"] = {kind.name: container.size(made, kind) for kind in kinds}
         for name, one in asked.items():
             row[name] = {"median_ms": one.summary(np.median), "min_ms": one.summary(np.min)}
-        row["ahead_median_ms"] = 1e3 * float(np.median(asked["prepared"].ahead[1:]))  # type: ignore[attr-defined]
+        row["ahead_median_ms"] = 1e3 * float(np.median(asked["prepared"].ahead[1:]))  # type: ignore[attr-defined]  # of the class that prepares
         out.append(row)
         online, whole = row["prepared"], row["whole"]
         print(

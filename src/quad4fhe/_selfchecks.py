@@ -73,7 +73,7 @@ def _residues() -> str:
         wanted = weights.astype(object) @ operand.astype(np.int64).astype(object)
         for name in names:
             out = np.empty((4, 8))
-            multiply(exact_matrix(weights, q), operand, out, kernels(name))  # type: ignore[arg-type]
+            multiply(exact_matrix(weights, q), operand, out, kernels(name))  # type: ignore[arg-type]  # one of two words
             if ((out.astype(np.int64).astype(object) - wanted) % q != 0).any():
                 raise ArithmeticError(f"a product mod {q} by the {name} kernels is not that of Python's integers")
     return f"products by the {' and '.join(names)} kernels equal those of Python's integers"

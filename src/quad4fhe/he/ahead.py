@@ -60,13 +60,7 @@ class PreparedReplies:
         return sum(map(len, self._kept.values()))
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("prepared replies are used once, so they are not copied or sent")
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError("prepared replies are used once, so they are not copied")
-
-    def __deepcopy__(self, _: object) -> NoReturn:
-        raise TypeError("prepared replies are used once, so they are not copied")
+        raise TypeError("prepared replies are used once, so they can't be copied, pickled or sent")
 
     @contextmanager
     def making(self, owner: Hashable, identity: Identity) -> Iterator[Callable[[bytes], None]]:

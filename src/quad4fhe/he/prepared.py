@@ -64,7 +64,7 @@ class Part:
         return seed_name(self.seed)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a prepared part is used once, so it is not copied or sent")
+        raise TypeError("a prepared part is used once, so it can't be copied, pickled or sent")
 
 
 def seed_name(seed: bytes) -> bytes:
@@ -103,7 +103,7 @@ class PreparedMemory:
         return len(self._parts) if self._process == os.getpid() else 0
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("prepared parts are used once, so they are not copied or sent")
+        raise TypeError("prepared parts are used once, so they can't be copied, pickled or sent")
 
     def put(self, part: Part) -> None:
         """Add a fresh part."""

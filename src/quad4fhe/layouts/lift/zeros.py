@@ -64,13 +64,7 @@ class ZeroPool:
         return len(self._ready) if self._process == os.getpid() else 0
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("encryptions of zero are used once, so they are not copied or sent")
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError("encryptions of zero are used once, so they are not copied")
-
-    def __deepcopy__(self, _: object) -> NoReturn:
-        raise TypeError("encryptions of zero are used once, so they are not copied")
+        raise TypeError("encryptions of zero are used once, so they can't be copied, pickled or sent")
 
     def take(self) -> Zeros:
         """Fresh encryptions of zero; nobody else gets them."""
