@@ -32,8 +32,8 @@ from quad4fhe.baselines.least_squares import least_squares
 from quad4fhe.baselines.ola import ola_of
 from quad4fhe.baselines.preactivations import preactivations
 from quad4fhe.baselines.remez import remez
-from quad4fhe.fitting.degrees.basis import Basis
 from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
+from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.mlp import decide
 from quad4fhe.polynomial import PolynomialModel
 
@@ -173,6 +173,7 @@ def main() -> None:
                 if (name, method, degree, options.seed) not in known:
                     document["machine"] = describe("seal-python")
                     case = measure(name, method, degree, options.seed, options.folder, options.samples)
+                    case["commit"] = document["machine"]["commit"]
                     document["results"].append(case)
                     options.out.write_text(json.dumps(document, indent=1) + "\n")
                     print(case, flush=True)

@@ -31,7 +31,7 @@ from quad4fhe._progress import silent
 from quad4fhe._threads import one_thread
 from quad4fhe.fitting.degrees.fitting import own_coefficients
 from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
-from quad4fhe.fitting.degrees.selection import DegreeSelection
+from quad4fhe.fitting.families.selection import Selection
 from quad4fhe.he.paper import PaperCircuit, quad
 from quad4fhe.mlp import decide
 from quad4fhe.polynomial import PolynomialModel
@@ -107,7 +107,7 @@ class Old:
 
 def by_unit(mlp: MLP, X: Any, degree: int) -> Any:
     """Each unit's own least-squares polynomial, rounded."""
-    selection = DegreeSelection(mlp, X, mlp.decide(X), degree, pooled=False, seed=2026, budget=2**31, progress=silent)
+    selection = Selection(mlp, X, mlp.decide(X), degree, seed=2026, budget=2**31, progress=silent)
     weights, constant = selection.prior
     y = X @ mlp.W1.T + mlp.b1
     units = Units.of(y.min(axis=0), y.max(axis=0))

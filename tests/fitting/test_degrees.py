@@ -19,12 +19,12 @@ from quad4fhe import MLP, Fit, _forecast, fit, plan, verify
 from quad4fhe._arrays import Array
 from quad4fhe._progress import silent
 from quad4fhe.errors import CertificateError, InputError, TargetNotReachedError
-from quad4fhe.fitting.degrees.basis import Basis
 from quad4fhe.fitting.degrees.copies import Copies
 from quad4fhe.fitting.degrees.hulls import Apart, Hull, Meet, closest
 from quad4fhe.fitting.degrees.multiclass import PairLift
 from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
-from quad4fhe.fitting.degrees.selection import DegreeSelection
+from quad4fhe.fitting.families.basis import Basis
+from quad4fhe.fitting.families.selection import Selection
 from quad4fhe.fitting.pairwise import PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.evidence import Evidence, check_evidence
@@ -194,11 +194,11 @@ def test_degree_two_is_what_it_was() -> None:
 
 
 def test_a_basis_of_some_rows_is_of_ordinary_size_at_the_outliers(monkeypatch) -> None:
-    monkeypatch.setattr("quad4fhe.fitting.degrees.selection._BASIS_ROWS", 500)
+    monkeypatch.setattr("quad4fhe.fitting.families.selection._BASIS_ROWS", 500)
     mlp = network(units=8, outputs=3)
     X = np.random.default_rng(5).standard_normal((3000, 5))
     X[[7, 1234]] *= [[100.0], [-80.0]]
-    selection = DegreeSelection(mlp, X, mlp.decide(X), 8, pooled=False, seed=1, budget=2**28, progress=silent)
+    selection = Selection(mlp, X, mlp.decide(X), 8, seed=1, budget=2**28, progress=silent)
     assert np.abs(selection.basis.features(mlp.hidden(X))).max() < 1000  # 10^17 without the outliers among its rows
 
 
@@ -207,13 +207,14 @@ def test_sets_of_some_thousand_rows_are_filled_up(rows: int, made: int) -> None:
     mlp = network(units=4, outputs=3)
     X = np.random.default_rng(5).standard_normal((rows, 5))
     decided = mlp.decide(X)
-    selection = DegreeSelection(mlp, X, decided, 3, pooled=False, seed=1, budget=2**28, progress=silent)
+    selection = Selection(mlp, X, decided, 3, seed=1, budget=2**28, progress=silent)
     pool = selection._pool
     assert (pool.real, pool.features.samples) == (rows, rows + made)
     assert (pool.features.X[:rows] == X).all()
     assert (pool.decided == mlp.decide(pool.features.X)).all()
-    assert pool.weights()[0, :rows].sum() == pytest.approx(0.5 if made else 1.0, rel=1e-3)
-    assert selection._part.blends == pool.blends  # judged as it is fitted
+    share = min(1.0, 12_500 / rows) if made else 0.0
+    assert pool.weights()[0, rows:].sum() == pytest.approx(share / (1 + share), rel=1e-3)
+    assert (selection._part.blends, selection._part.mass) == (pool.blends, pool.mass)  # judged as it is fitted
 
 
 def test_higher_degrees_keep_more() -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import tracemalloc
 from fractions import Fraction
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from quad4fhe import MLP, InputError, QuadraticModel
-from quad4fhe.fitting.families.distil import Divergence, Hinge, distil
+from quad4fhe._progress import silent
+from quad4fhe.fitting.families.basis import Basis
+from quad4fhe.fitting.families.distil import Divergence, distil
 from quad4fhe.fitting.families.features import FOLDS, ROWS, Pool, Standardised, stratified_folds, stratified_rows
 from quad4fhe.fitting.families.head import HeadProblem
 from quad4fhe.fitting.families.lbfgs import minimise
+from quad4fhe.fitting.families.selection import Selection, Setting
 from quad4fhe.fitting.families.unitwise import UnitwiseProblem, per_unit
 
 rng = np.random.default_rng(5)
@@ -24,23 +30,26 @@ def small(outputs: int = 3, units: int = 7, features: int = 4) -> MLP:
     return MLP(draw((units, features)), draw(units), draw((outputs, units)), draw(outputs))
 
 
+def of(mlp: MLP, X: NDArray[Any], budget: int = 10**9) -> Standardised:
+    return Standardised(mlp, X, budget, Basis.of(mlp, X[:20_000], 2))
+
+
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_standardised_weights_and_coefficients_describe_the_same_logits(outputs: int) -> None:
+@pytest.mark.parametrize("family", ["unitwise", "head"])
+def test_a_quadratic_has_the_logits_of_the_weights_it_is_made_from(outputs: int, family: str) -> None:
     mlp, X = small(outputs), 3 + 2 * rng.standard_normal((200, 4))
-    S, T, c = rng.standard_normal((outputs, 7)), rng.standard_normal((outputs, 7)), rng.standard_normal(outputs)
-    features = Standardised(mlp, X, 10**9)
-    weights, constant = features.scales.weights(S, T, c)
-    wanted = QuadraticModel(mlp.W1, mlp.b1, S, T, c).logits(X)
-    np.testing.assert_allclose(features.logits(weights, constant).T, wanted, rtol=1e-4, atol=1e-3)
-    for found, given in zip(features.scales.coefficients(weights, constant), (S, T, c), strict=True):
-        np.testing.assert_allclose(found, given, rtol=1e-9, atol=1e-9)
+    selection = Selection(mlp, X, mlp.decide(X), 2, seed=0, budget=10**9, progress=silent)
+    selection.judge(family)
+    wanted = Standardised(mlp, X, 10**9, selection.basis).logits(*selection.point(family))
+    found = QuadraticModel(mlp.W1, mlp.b1, *selection.quadratic(family)).logits(X)
+    np.testing.assert_allclose(found, wanted.T, rtol=1e-4, atol=1e-3)
 
 
 def test_features_have_zero_mean_and_unit_variance_except_those_of_a_dead_unit() -> None:
     first = rng.standard_normal((3, 4))
     first[1] = 0.0
     mlp = MLP(first, [1.0, 1e6, -2.0], np.ones((2, 3)), [0.0, 0.0])
-    features = Standardised(mlp, rng.standard_normal((500, 4)), 10**9)
+    features = of(mlp, rng.standard_normal((500, 4)))
     chunk = np.vstack([chunk for _, chunk in features.chunks()])
     np.testing.assert_allclose(chunk.mean(axis=0), 0.0, atol=1e-5)
     np.testing.assert_allclose(chunk.std(axis=0), [1, 0, 1, 1, 0, 1], atol=1e-5)
@@ -48,7 +57,7 @@ def test_features_have_zero_mean_and_unit_variance_except_those_of_a_dead_unit()
 
 def test_features_made_again_at_every_pass_are_those_kept_in_memory_to_the_bit() -> None:
     mlp, X = small(), rng.standard_normal((2 * ROWS + 17, 4)).astype(np.float32)
-    kept, streamed = Standardised(mlp, X, 10**9), Standardised(mlp, X, 0)
+    kept, streamed = of(mlp, X), of(mlp, X, 0)
     assert streamed.streamed
     assert not kept.streamed
     for (_, a), (_, b) in zip(kept.chunks(), streamed.chunks(), strict=True):
@@ -58,10 +67,10 @@ def test_features_made_again_at_every_pass_are_those_kept_in_memory_to_the_bit()
 def test_memory_is_one_copy_within_the_budget_and_a_few_steps_beyond_it() -> None:
     mlp, n = small(units=64), 300_000
     X = rng.standard_normal((n, 4)).astype(np.float32)
-    peaks = []
+    peaks, basis = [], Basis.of(mlp, X[:20_000], 2)
     for budget in (10**9, 0):
         tracemalloc.start()
-        for _ in Standardised(mlp, X, budget).chunks():
+        for _ in Standardised(mlp, X, budget, basis).chunks():
             pass
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
@@ -70,17 +79,16 @@ def test_memory_is_one_copy_within_the_budget_and_a_few_steps_beyond_it() -> Non
     assert peaks[1] < 0.5 * copy
 
 
-def test_features_too_large_to_square_twice_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match="scale the features"):
-        Standardised(small(), 1e80 * rng.standard_normal((50, 4)), 10**9)
+def test_features_too_large_to_square_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match="scale its features"):
+        of(small(), 1e160 * rng.standard_normal((50, 4)))
+    assert np.isfinite(of(small(), 1e80 * rng.standard_normal((50, 4))).moments()).all()
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 4])
-@pytest.mark.parametrize("name", ["divergence", "hinge"])
-def test_losses_have_the_gradient_of_their_values(outputs: int, name: str) -> None:
-    n, targets = 6, 2 * rng.standard_normal((outputs, 6))
-    decided = rng.integers(max(2, outputs), size=n)
-    loss = Divergence(targets) if name == "divergence" else Hinge(decided, 1.5)
+def test_the_divergence_has_the_gradient_of_its_values(outputs: int) -> None:
+    n = 6
+    loss = Divergence(2 * rng.standard_normal((outputs, n)))
     weight = rng.uniform(0.5, 1.0, (2, n)).astype(np.float32)
     logits = rng.standard_normal((2, outputs, n)).astype(np.float32)
     _, gradient = loss(logits.copy(), slice(0, n), weight)
@@ -157,7 +165,7 @@ def test_descent_solves_a_stack_of_quadratics_each_to_its_own_minimum() -> None:
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_distilled_head_is_the_minimum_that_an_independent_solver_finds(outputs: int) -> None:
     mlp, X = small(outputs), np.random.default_rng(8).standard_normal((150, 4))
-    features = Standardised(mlp, X, 10**9)
+    features = of(mlp, X)
     prior, constant = np.zeros((1, outputs, 14)), np.zeros((1, outputs))
     family = HeadProblem(prior, constant, features.moments())
     family.strengthen(0.02)
@@ -226,7 +234,7 @@ def test_made_rows_know_nothing_of_other_folds() -> None:
     fold = stratified_folds(mlp.decide(X), 0)
     other = X.copy()
     other[fold != 2] = rng.standard_normal((int((fold != 2).sum()), 4))
-    pools = [Pool.of(mlp, data, fold, Standardised(mlp, X, 10**9), 0) for data in (X, other)]
+    pools = [Pool.of(mlp, data, fold, of(mlp, X), 0) for data in (X, other)]
     assert pools[0].blends > 1
     mine = pools[0].fold == 2
     assert np.array_equal(pools[0].features.X[mine], pools[1].features.X[mine])
@@ -234,3 +242,45 @@ def test_made_rows_know_nothing_of_other_folds() -> None:
     weight = pools[0].fold_weights()
     assert not weight[2, mine].any()
     np.testing.assert_allclose(weight.sum(axis=1), 1.0, rtol=1e-5)
+
+
+def test_made_rows_have_the_spread_of_real_ones_and_leave_no_range() -> None:
+    mlp, X = small(units=3), 5 + rng.standard_normal((20_000, 4)) * [1.0, 10.0, 0.1, 3.0]
+    fold = stratified_folds(mlp.decide(X), 0)
+    pool = Pool.of(mlp, X, fold, of(mlp, X), 0)
+    made = pool.features.X[len(X) :]
+    # A point halfway between two independent rows would have 0.71 of the spread, a random point of the line 0.82.
+    np.testing.assert_allclose(made.std(axis=0), X.std(axis=0), rtol=0.03)
+    np.testing.assert_allclose(made.mean(axis=0), X.mean(axis=0), atol=0.05 * X.std(axis=0).max())
+    for k in range(FOLDS):
+        seen, new = mlp.hidden(X[fold == k]), mlp.hidden(made[fold == k])
+        slack = 1e-9 * np.abs(seen).max()
+        assert (new >= seen.min(axis=0) - slack).all()
+        assert (new <= seen.max(axis=0) + slack).all()
+
+
+def test_a_path_ends_where_a_weaker_prior_keeps_no_more() -> None:
+    mlp, X = small(), rng.standard_normal((300, 4))
+    selection = Selection(mlp, X, mlp.decide(X), 2, seed=0, budget=10**9, progress=silent)
+    judged = selection.judge("unitwise")
+    scores: dict[float, list[float]] = {}
+    for step in selection.trace:
+        scores.setdefault(step.sharpness, []).append(step.score)
+    for path in scores.values():
+        assert all(later > earlier for earlier, later in pairwise(path[:-1]))
+    assert judged.setting is None or judged.setting in {Setting(s.sharpness, s.strength) for s in selection.trace}
+
+
+def test_one_fold_is_judged_on_all_rows_that_it_does_not_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quad4fhe.fitting.families.selection._WORK", 0.0)
+    monkeypatch.setattr("quad4fhe.fitting.families.selection.CV_ROWS", 2_000)
+    mlp = small()
+    for rows, judged in ((2_000, 400), (2_600, 1_040), (9_000, 2_400)):
+        X = rng.standard_normal((rows, 4))
+        selection = Selection(mlp, X, mlp.decide(X), 2, seed=0, budget=10**9, progress=silent)
+        found = selection.judge("unitwise")
+        assert found.folds == 1
+        assert found.kept.shape[1] == pytest.approx(judged, abs=3)
+        learned = selection._part.fold_weights()[0] > 0
+        assert not learned[selection._part.fold == 0].any()
+        assert learned[selection._part.fold > 0].all()

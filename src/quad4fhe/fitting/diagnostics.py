@@ -44,15 +44,15 @@ class FamilyStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One setting tried in cross-validation.
 
     `sharpness` multiplies the ReLU logits before their softmax, `strength` is the number of rows the prior is worth,
-    `finish` says that a finish on the decision hinge was added. `agreement` is that of held-out calibration rows.
-    Settings are compared by `score` (the same, half and half with made rows if there are any); `spread` is its standard
-    error.
+    `agreement` is that of held-out calibration rows. Settings are compared by `score` (the same; for few rows half and
+    half with made rows); `spread` is its standard error. `finish`, a finish on the decision hinge, is true only in
+    files of earlier versions.
     """
 
     family: FamilyName
     sharpness: Size
     strength: Size
-    finish: bool
+    finish: bool = False
     agreement: Share
     score: Share
     spread: Size
@@ -74,7 +74,7 @@ class FamilyTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     folds: Count
     sharpness: Size | None
     strength: Size | None
-    finish: bool
+    finish: bool = False
     degree: Count = 2
 
 

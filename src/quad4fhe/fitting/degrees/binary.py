@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quad4fhe._arrays import Array, row_chunks
-from quad4fhe.fitting.degrees.basis import Basis
 from quad4fhe.fitting.degrees.hulls import Apart, Hull, Meet, closest
 from quad4fhe.fitting.degrees.rounding import Rounded
 from quad4fhe.fitting.families import SHARED
+from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.fitting.reduced_hulls import CAPS, ReducedSeparation
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.mlp import MLP

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe.fitting.degrees.basis import Basis
+from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.mlp import MLP
 
 SHARES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)

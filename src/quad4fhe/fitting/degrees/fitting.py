@@ -18,14 +18,13 @@ from quad4fhe.calibration.shards import Shard
 from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
 from quad4fhe.fitting.degrees import DEGREES, binary, multiclass
-from quad4fhe.fitting.degrees.basis import Basis
 from quad4fhe.fitting.degrees.copies import SHARES, Copies
 from quad4fhe.fitting.degrees.rounding import GRID, Bits, Units, rounded_units
-from quad4fhe.fitting.degrees.selection import DegreeSelection
 from quad4fhe.fitting.families import AUTO, FAMILIES, SHARED
+from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.fitting.families.features import FOLDS
 from quad4fhe.fitting.families.learning import Learned, measure, power_of, scaled_head
-from quad4fhe.fitting.families.selection import Judged
+from quad4fhe.fitting.families.selection import Judged, Selection
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.mlp import MLP, decide
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
@@ -41,12 +40,12 @@ _LEFT_OUT = 1.0  # of a standard error: what leaving out the smallest polynomial
 class _Tried:
     """A family at a degree, as it was judged."""
 
-    selection: DegreeSelection
+    selection: Selection
     judged: Judged
 
     @property
     def score(self) -> float:
-        return float(self.judged.score.mean())
+        return self.judged.mean
 
 
 class Ladder:
@@ -76,7 +75,7 @@ class Ladder:
     def _judged(self, degree: int, family: str) -> _Tried:
         run = self.run
         with run.stage("families"):
-            selection = DegreeSelection(
+            selection = Selection(
                 self.mlp,
                 self.part.X,
                 self.part.target,
@@ -106,13 +105,9 @@ class Ladder:
 
     def _quadratic(self) -> QuadraticModel:
         """The judged family of degree 2 on all rows, which is not rounded."""
-        tried, power = self.judge(2), self.power
-        weights, constant = (np.ldexp(each, power) for each in tried.selection.point(tried.judged.family))
-        m = self.run.mlp.units
-        C = tried.selection.basis.powers(np.zeros(m), np.ones(m))
-        blocks = weights.reshape(weights.shape[0], 2, m)
-        c, T, S = (np.einsum("kpj,pj->kj", blocks, C[:, i]) for i in range(3))
-        return QuadraticModel(self.run.mlp.W1, self.run.mlp.b1, S, T, constant + c.sum(axis=1))
+        tried = self.judge(2)
+        S, T, c = (np.ldexp(each, self.power) for each in tried.selection.quadratic(tried.judged.family))
+        return QuadraticModel(self.run.mlp.W1, self.run.mlp.b1, S, T, c)
 
     def _model(self, degree: int) -> PolynomialModel:
         """The judged family of a degree on all rows, rounded."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quad4fhe._arrays import Array, IntArray, row_chunks
-from quad4fhe.fitting.degrees.basis import Basis
 from quad4fhe.fitting.degrees.rounding import Rounded
 from quad4fhe.fitting.families import SHARED
+from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.fitting.families.features import stratified_rows
 from quad4fhe.fitting.pairwise import PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.fitting.run import Candidate, Run

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from quad4fhe._arrays import Array
-from quad4fhe.fitting.degrees.basis import Basis
+from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
 

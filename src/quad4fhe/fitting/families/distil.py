@@ -1,4 +1,4 @@
-"""Fits a family to the ReLU model: the losses, and a stack of weighted problems on the same features.
+"""Fits a family to the ReLU model: the divergence, and a stack of weighted problems on the same features.
 
 Logits are transposed, (problems, outputs, rows): a class is then a contiguous row, which makes the exponentials several
 times faster than the usual layout.
@@ -6,21 +6,12 @@ times faster than the usual layout.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
-from quad4fhe._arrays import Array, IntArray
+from quad4fhe._arrays import Array
 from quad4fhe.fitting.families.base import Parametrisation
 from quad4fhe.fitting.families.features import Single, Standardised
 from quad4fhe.fitting.families.lbfgs import minimise
-
-
-class Loss(Protocol):
-    """Value (problems,) and gradient of the sum over `rows` with weights (problems, rows)."""
-
-    def __call__(self, logits: Single, rows: slice, weight: Single) -> tuple[Array, Single]:
-        """Evaluate on logits (problems, outputs, rows); the logits may be overwritten."""
 
 
 class Divergence:
@@ -44,43 +35,6 @@ class Divergence:
         return np.einsum("bn,bn->b", value, weight, dtype=np.float64), gradient
 
 
-class Hinge:
-    """The huberised hinge on the margin against the strongest rival, which is wanted to be at least `width`."""
-
-    def __init__(self, decided: IntArray, width: float) -> None:
-        """Prepare for decisions (n,), the ReLU model's own."""
-        self._decided, self._width = decided, np.float32(width)
-
-    def __call__(self, logits: Single, rows: slice, weight: Single) -> tuple[Array, Single]:
-        """Evaluate on logits (problems, outputs, rows)."""
-        decided = self._decided[rows]
-        if logits.shape[1] == 1:
-            sign = (2 * decided - 1).astype(np.float32)
-            value, slope = self._huber(logits[:, 0] * sign)
-            return _total(value, weight), (slope * weight * sign)[:, None, :]
-        problem, at = np.arange(logits.shape[0])[:, None], np.arange(decided.size)[None, :]
-        own = logits[problem, decided, at].copy()
-        logits[problem, decided, at] = -np.inf
-        rival = np.argmax(logits, axis=1)
-        value, slope = self._huber(own - logits[problem, rival, at])
-        slope *= weight
-        gradient = np.zeros_like(logits)
-        gradient[problem, decided, at] = slope
-        gradient[problem, rival, at] = -slope
-        return _total(value, weight), gradient
-
-    def _huber(self, margin: Single) -> tuple[Single, Single]:
-        """Quadratic over the last `width` before the margin is reached, linear below; the slope is at most 1/width."""
-        short = np.maximum(np.float32(1.0) - margin / self._width, np.float32(0.0))
-        near = np.minimum(short, np.float32(1.0))
-        return near * (short - np.float32(0.5) * near), -near / self._width
-
-
-def _total(value: Single, weight: Single) -> Array:
-    total: Array = np.einsum("bn,bn->b", value, weight, dtype=np.float64)
-    return total
-
-
 def _softmax(logits: Single) -> tuple[Single, Single]:
     """Probabilities and their logarithms along the classes, (problems, K, rows) with K >= 2."""
     if logits.shape[1] == 1:
@@ -96,7 +50,7 @@ def _softmax(logits: Single) -> tuple[Single, Single]:
 def distil(
     features: Standardised,
     family: Parametrisation,
-    loss: Loss,
+    loss: Divergence,
     weight: Single,
     start: tuple[Array, Array],
     *,

@@ -17,7 +17,6 @@ from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
 from quad4fhe.fitting.diagnostics import Conditioning
 from quad4fhe.fitting.families import AUTO, FAMILIES
-from quad4fhe.fitting.families.base import times_power
 from quad4fhe.fitting.families.features import FOLDS, stratified_rows
 from quad4fhe.fitting.families.selection import Priors, Selection
 from quad4fhe.fitting.run import Candidate, Run
@@ -25,6 +24,7 @@ from quad4fhe.io.rows import ArrayRows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.exact import target_labels
+from quad4fhe.regime import Regime
 
 MOST = 100_000
 """Rows fetched of a data set that is not in memory. Strengths are counted in rows, so more would only refine them."""
@@ -116,16 +116,9 @@ def replace(
             run.notes.append(notes.NO_ROOM)
             return base
         power = power_of(run.mlp, part.X)
-        selection = Selection(
-            scaled_head(run.mlp, -power),
-            part.X,
-            part.target,
-            times_power(base.model, -power),
-            lambda rows: times_power(priors(rows), -power),
-            seed=run.seed,
-            budget=budget,
-            progress=run.progress,
-        )
+        scaled = scaled_head(run.mlp, -power)
+        selection = Selection(scaled, part.X, part.target, 2, seed=run.seed, budget=budget, progress=run.progress)
+        selection.judge_shared(priors)
         for name in wanted:
             selection.judge(name)
     if family != AUTO:
@@ -183,7 +176,7 @@ def _fitted(run: Run, selection: Selection, name: str, power: int) -> Candidate:
     with run.stage("families"):
         made = selection.fit(name, run.mlp, power)
     coefficients = made.alpha, made.beta, made.eta
-    return measure(run, Candidate(run.mlp, name, selection.regime(name), *coefficients, free=made.model))
+    return measure(run, Candidate(run.mlp, name, Regime("kl"), *coefficients, free=made.model))
 
 
 def measure(run: Run, found: Candidate) -> Candidate:

@@ -1,7 +1,7 @@
 """Which family, how sharp, how strong a prior: chosen by cross-validation, the smaller one within one standard error.
 
-All families cost the same under encryption, so held-out decisions alone decide. Every family is pulled towards the
-shared fit, so that the strongest prior is the paper's replacement itself.
+Families of one degree cost about the same under encryption, so held-out decisions alone decide. Every family is pulled
+towards each unit's own least-squares polynomial of the activation, in an orthonormal basis of its pre-activations.
 """
 
 from __future__ import annotations
@@ -18,37 +18,49 @@ from quad4fhe._progress import Progress
 from quad4fhe.fitting.diagnostics import FamilyStep, FamilyTrial
 from quad4fhe.fitting.families import FAMILIES, SHARED
 from quad4fhe.fitting.families.base import LearnedFamily, Parametrisation, Replacement
-from quad4fhe.fitting.families.distil import Divergence, Hinge, Loss, distil
-from quad4fhe.fitting.families.features import FOLDS, Pool, Single, Standardised, stratified_folds, stratified_rows
+from quad4fhe.fitting.families.basis import Basis
+from quad4fhe.fitting.families.distil import Divergence, distil
+from quad4fhe.fitting.families.features import (
+    FOLDS,
+    Pool,
+    Single,
+    Standardised,
+    stratified_folds,
+    stratified_rows,
+)
+from quad4fhe.fitting.families.shared import PooledProblem
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
-from quad4fhe.regime import Regime
 
-SHARPNESS = (1.0, 4.0)
+SHARPNESS = (1.0, 2.0, 4.0)
 """Factors on the ReLU logits before their softmax: few rows learn from all of it (1), many from what decides (4)."""
 STRENGTHS = (100.0, 10.0, 1.0, 0.1)
 """How many rows the prior is worth, per unit of squared distance; tried from strong to weak."""
 
 CV_ROWS = 10_000  # a strength is counted in rows, so one chosen on this many serves all of them
+_FEW_ROWS = 2_000  # so few judged rows can't tell two good settings apart: made rows help, though they are not real
 _ROUNDS, _TOLERANCE = 60, 1e-4
-_FEW_ROUNDS = 30  # where rows are few enough to be filled up, stopping early costs no agreement
-_TETHER = 100.0  # how much stronger the finish is tied to the solution so far than that was to its prior
-_WIDTH = 1.0  # margin that the finish asks for, in the ReLU model's own logits
+_FEW_ROUNDS = 30  # where rows are filled up, stopping early costs no agreement
+_BASIS_ROWS = 20_000
+# Multiply-adds of one pass over the folds. Many classes are judged on fewer folds, down to one that may take more: with
+# fewer rows to learn from, folds would speak against the higher degree.
+_WORK, _LEAST_WORK = 2e9, 6e9
+_FEWEST_ROWS = 2_000
+_CHUNK = 8_192
 Priors = Callable[[IntArray], PolynomialModel]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What cross-validation chooses within a family; `finish` adds a finish on the decisions."""
+    """What cross-validation chooses within a family."""
 
     sharpness: float
     strength: float
-    finish: bool = False
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A setting (None for shared), its fold problems' weights and constants, and the held-out decisions they keep.
+    """A setting (None for the prior itself, and for shared) and the held-out decisions that its fold problems keep.
 
     `kept` is (1 + blends, n): the real rows, then the made ones.
     """
@@ -56,17 +68,21 @@ class Judged:
     family: str
     setting: Setting | None
     kept: BoolArray
-    point: tuple[Array, Array]
     folds: int = FOLDS
     degree: int = 2
 
     @property
     def score(self) -> Array:
-        """Per real row the share kept of it and of the made rows that began at it, half and half; (n,)."""
+        """Whether each real row is kept, (n,); for few rows the mean of that and the share kept of its made rows."""
         share: Array = self.kept[:1].mean(axis=0)
-        if self.kept.shape[0] > 1:
+        if self.kept.shape[0] > 1 and share.size <= _FEW_ROWS:
             share = 0.5 * (share + self.kept[1:].mean(axis=0))
         return share
+
+    @property
+    def mean(self) -> float:
+        """The mean score."""
+        return float(self.score.mean())
 
     def behind(self, other: Judged) -> tuple[float, float]:
         """By how much this keeps less than `other`, and the standard error of that difference, row by row."""
@@ -87,29 +103,30 @@ class Judged:
             folds=self.folds,
             sharpness=None if self.setting is None else self.setting.sharpness,
             strength=None if self.setting is None else self.setting.strength,
-            finish=self.setting is not None and self.setting.finish,
             degree=self.degree,
         )
 
 
 class Selection:
-    """Families judged on folds of the calibration set, and fitted on all of it."""
+    """Families of one degree, judged on folds of the calibration set and fitted on all of it.
 
-    degree = 2
+    `prior` is the least-squares fit of all rows, weights (K, p m) and constants (K,).
+    """
 
     def __init__(
         self,
         mlp: MLP,
         X: NDArray[Any],
         decided: IntArray,
-        shared: PolynomialModel,
-        priors: Priors,
+        degree: int,
         *,
         seed: int,
         budget: int,
         progress: Progress,
+        pooled: bool = False,
+        highest: int | None = None,
     ) -> None:
-        """Prepare the folds, and judge the shared family on them.
+        """Prepare the folds and their priors.
 
         Parameters
         ----------
@@ -119,77 +136,96 @@ class Selection:
             The rows to learn from, (n, d).
         decided
             The decisions of `mlp` on X, (n,).
-        shared
-            The shared fit to all rows.
-        priors
-            Fits the shared family to some rows.
+        degree
+            The degree p.
         seed
             Seed of folds and made rows.
         budget
-            Bytes for the standardised features.
+            Bytes for the features.
         progress
             Progress callback (what, done, total).
+        pooled
+            Take one basis and one prior for all units.
+        highest
+            The highest degree that this one is compared with: all are judged on the rows that it can afford.
         """
-        self.mlp, self.shared, self._progress = mlp, shared, progress
-        self._features = Standardised(mlp, X, budget)
-        fold = stratified_folds(decided, seed)
-        self._pool = Pool.of(mlp, X, fold, self._features, seed)
-        rows, part = np.arange(X.shape[0]), self._pool
-        if X.shape[0] > CV_ROWS:
-            rows = stratified_rows(decided, CV_ROWS, seed)
-            fold = stratified_folds(decided[rows], seed)
-            part = Pool.of(mlp, X[rows], fold, self._features.take(rows), seed)
-        self._part = part
-        self._fold_priors: list[Any] = []
-        for k in range(FOLDS):
-            progress("cross-validation of shared", k, FOLDS)
-            self._fold_priors.append(priors(rows[fold != k]))
+        self.mlp, self.degree, self.pooled, self._progress = mlp, degree, pooled, progress
+        self._highest = max(degree, highest or 0)
+        self.basis = Basis.of(mlp, X[_basis_rows(mlp, X, decided, seed)], degree, pooled=pooled)
+        self._features = Standardised(mlp, X, budget, self.basis)
+        self._pool = Pool.of(mlp, X, stratified_folds(decided, seed), self._features, seed)
+        self._part = self._some(X, decided, seed)
+        weights = self._part.fold_weights()
+        self._fold_priors = [self._least_squares(self._part.features, weight) for weight in weights]
+        self.prior = self._least_squares(self._pool.features, self._pool.weights()[0])
         self.trace: list[FamilyStep] = []
-        weights, constants = self._stack(self._fold_priors)
-        self._base = Judged(SHARED, None, part.held_out(weights, constants), (weights, constants))
-        self.judged = {SHARED: self._base}
+        self.judged: dict[str, Judged] = {}
+
+    def judge_shared(self, priors: Priors) -> Judged:
+        """Judge the shared family, which `priors` fits to some of the rows of X, on the same folds."""
+        part, kept = self._part, np.zeros(self._part.features.samples, dtype=np.bool_)
+        for k in range(part.folds):
+            self._progress("cross-validation of shared", k, part.folds)
+            model, out = priors(self._rows[part.fold[: part.real] != k]), part.fold == k
+            kept[out] = model.decide(part.features.X[out]) == part.decided[out]
+        self.judged[SHARED] = Judged(SHARED, None, part.judged(kept), part.folds, self.degree)
+        return self.judged[SHARED]
 
     def judge(self, family: str) -> Judged:
-        """Choose sharpness, strength and finish of a family: the strongest prior within one error of the best."""
-        steps = [judged for sharpness in SHARPNESS for judged in self._path(family, sharpness)]
-        best = max(steps, key=lambda step: float(step.score.mean()))
+        """Choose sharpness and strength of a family: the strongest prior within one error of the best.
+
+        The prior itself is taken where no step from it is better by more than one error.
+        """
+        steps: list[Judged] = []
+        for sharpness in SHARPNESS:
+            path = self._path(family, sharpness)
+            worse = bool(steps) and _best(path).mean <= _best(steps).mean
+            steps += path
+            if worse:
+                break  # what sharper targets gain grows and falls with the sharpness
+        best = _best(steps)
         near = [step for step in steps if _ties(step, best)]
-        chosen = max(near, key=lambda step: (_setting(step).strength, float(step.score.mean())))
-        finished = self._finish(family, chosen)
-        behind, error = chosen.behind(finished)
-        self.judged[family] = finished if behind > error else chosen
+        chosen = max(near, key=lambda step: (_setting(step).strength, step.mean))
+        kept = self._part.held_out(*self._stack(self._fold_priors))
+        prior = Judged(family, None, kept, self._part.folds, self.degree)
+        self.judged[family] = prior if _ties(prior, chosen) else chosen
         return self.judged[family]
 
     def choose(self) -> str:
         """The smallest family within one error of the best, and never one that keeps fewer than shared."""
-        usable = [self._base, *(self.judged[name] for name in self.eligible())]
-        best = max(usable, key=lambda each: float(each.score.mean()))
+        usable = [self.judged[name] for name in (SHARED, *self.eligible())]
+        best = _best(usable)
         return next(each.family for each in usable if _ties(each, best))
 
     def eligible(self) -> list[str]:
         """The learned families that do not cross-validate worse than shared, smallest first."""
-        learned = [name for name in FAMILIES.names() if name in self.judged and name != self._base.family]
-        return [name for name in learned if _no_worse(self.judged[name], self._base)]
-
-    def regime(self, family: str) -> Regime:
-        """The regime of a judged family at its setting."""
-        return Regime("kl", polished=_setting(self.judged[family]).finish)
+        learned = [name for name in FAMILIES.names() if name in self.judged and name != SHARED]
+        return [name for name in learned if _no_worse(self.judged[name], self.judged[SHARED])]
 
     def fit(self, family: str, mlp: MLP, power: int) -> Replacement:
-        """A judged family fitted on all rows: the model of `mlp`, whose logits are 2^power times those learned here."""
-        self._progress(f"{family} on all rows", 0, 0)
-        weights, constant = self._on_all_rows(family, self.shared, _setting(self.judged[family]))
-        S, T, c = self._features.scales.coefficients(weights, constant)
+        """A judged family of degree 2 on all rows: the model of `mlp`, whose logits are 2^power times those here."""
+        S, T, c = self.quadratic(family)
         return _learned(family).replacement(mlp, self.mlp, S, T, c, power)
 
-    def _on_all_rows(self, family: str, prior: Any, setting: Setting) -> tuple[Array, Array]:
-        """Weights (K, p m) and constants (K,) of a family fitted on all rows, on the scale of the model's logits."""
-        pool, weight = self._pool, self._pool.weights()
+    def quadratic(self, family: str) -> tuple[Array, Array, Array]:
+        """S, T and c of a judged family of degree 2, fitted on all rows."""
+        weights, constant = self.point(family)
+        m = self.mlp.units
+        C = self.basis.powers(np.zeros(m), np.ones(m))
+        blocks = weights.reshape(weights.shape[0], 2, m)
+        c, T, S = (np.einsum("kpj,pj->kj", blocks, C[:, i]) for i in range(3))
+        return S, T, constant + c.sum(axis=1)
+
+    def point(self, family: str) -> tuple[Array, Array]:
+        """Weights (K, p m) and constants (K,) of a judged family, fitted on all rows."""
+        setting = self.judged[family].setting
+        if setting is None:
+            return self.prior
+        self._progress(f"{family} of degree {self.degree} on all rows", 0, 0)
         steps = STRENGTHS[: STRENGTHS.index(setting.strength) + 1]
         # The same steps as in the folds: these were judged, not the minimum that they approach.
-        *_, (_, point) = self._path_from(family, [prior], pool, weight, setting.sharpness, steps)
-        if setting.finish:
-            point = self._sharpen(family, pool, weight, *point, setting)
+        pool = self._pool
+        *_, (_, point) = self._path_from(family, [self.prior], pool, pool.weights(), setting.sharpness, steps)
         return point[0][0] / setting.sharpness, point[1][0] / setting.sharpness
 
     def _path(self, family: str, sharpness: float) -> Sequence[Judged]:
@@ -197,10 +233,8 @@ class Selection:
         path: list[Judged] = []
         for setting, point in self._path_from(family, self._fold_priors, pool, weight, sharpness, STRENGTHS):
             path.append(self._judge_point(family, setting, *point))
-            best = max(path, key=lambda step: float(step.score.mean()))
-            behind, error = path[-1].behind(best)
             self._progress(f"cross-validation of {family}, sharpness {sharpness:g}", len(path), len(STRENGTHS))
-            if behind > 2 * error:
+            if len(path) > 1 and path[-1].mean <= path[-2].mean:
                 break  # weaker priors only overfit further
         return path
 
@@ -214,7 +248,8 @@ class Selection:
         strengths: Sequence[float],
     ) -> Iterator[tuple[Setting, tuple[Array, Array]]]:
         """From the priors to ever weaker strengths, each starting where the one before it ended."""
-        point = self._scaled_priors(priors, pool, weight, sharpness)
+        weights, constants = self._stack(priors)
+        point = weights * sharpness, constants * sharpness
         problem = self._problem(family, *point, pool, sharpness)
         loss = Divergence(pool.logits * sharpness)
         for strength in strengths:
@@ -222,23 +257,15 @@ class Selection:
             point = self._minimise(problem, loss, pool, weight, point, setting)
             yield setting, point
 
-    def _finish(self, family: str, chosen: Judged) -> Judged:
-        setting = _setting(chosen)
-        self._progress(f"cross-validation of {family}, finish", 0, 0)
-        pool, weight = self._part, self._part.fold_weights()
-        point = self._sharpen(family, pool, weight, *chosen.point, setting)
-        return self._judge_point(family, Setting(setting.sharpness, setting.strength, finish=True), *point)
-
     def _judge_point(self, family: str, setting: Setting, weights: Array, constant: Array) -> Judged:
         kept = self._part.held_out(weights, constant)
-        judged = Judged(family, setting, kept, (weights, constant), self._part.folds, self.degree)
+        judged = Judged(family, setting, kept, self._part.folds, self.degree)
         score = judged.score
         self.trace.append(
             FamilyStep(
                 family=family,
                 sharpness=setting.sharpness,
                 strength=setting.strength,
-                finish=setting.finish,
                 agreement=float(judged.kept[0].mean()),
                 score=float(score.mean()),
                 spread=float(score.std() / np.sqrt(score.size)),
@@ -250,7 +277,7 @@ class Selection:
     def _minimise(
         self,
         problem: Parametrisation,
-        loss: Loss,
+        loss: Divergence,
         pool: Pool,
         weight: Single,
         start: tuple[Array, Array],
@@ -262,45 +289,70 @@ class Selection:
         weights, constant, _ = distil(pool.features, problem, loss, weight, start, rounds=rounds, tolerance=_TOLERANCE)
         return weights, constant
 
-    def _sharpen(
-        self, family: str, pool: Pool, weight: Single, weights: Array, constant: Array, setting: Setting
-    ) -> tuple[Array, Array]:
-        """The finish on the decisions, with the solution so far as its prior."""
-        problem = self._problem(family, weights, constant, pool, setting.sharpness)
-        loss = Hinge(pool.decided, _WIDTH * setting.sharpness)
-        tied = replace(setting, strength=_TETHER * setting.strength)
-        return self._minimise(problem, loss, pool, weight, (weights, constant), tied)
-
     def _problem(self, family: str, weights: Array, constant: Array, pool: Pool, sharpness: float) -> Parametrisation:
+        if self.pooled:
+            return PooledProblem(self.mlp, weights, constant, sharpness)
         return _learned(family).problem(self.mlp, weights, constant, pool.moments, sharpness)
 
-    def _stack(self, models: Sequence[Any]) -> tuple[Array, Array]:
-        pairs = [self._features.scales.weights(model.A[1], model.A[0], model.c) for model in models]
-        return np.array([weights for weights, _ in pairs]), np.array([constant for _, constant in pairs])
+    def _stack(self, models: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+        return np.array([weights for weights, _ in models]), np.array([constant for _, constant in models])
 
-    def _scaled_priors(
-        self, models: Sequence[Any], pool: Pool, weight: Single, sharpness: float
-    ) -> tuple[Array, Array]:
-        """The shared fits, each times the factor at which it diverges least: their decisions fix no scale."""
-        weights, constant = self._stack(models)
-        loss = Divergence(pool.logits * sharpness)
-        sizes = 2.0 ** np.arange(-8, 8.1, 0.5)
-        for k in range(len(models)):
-            logits = pool.features.logits(weights[k], constant[k])
-            first = sharpness * _spread(pool.logits) / max(_spread(logits), 1e-300)
-            tried = [
-                float(loss((logits * np.float32(first * size))[None], slice(None), weight[k : k + 1])[0][0])
-                for size in sizes
-            ]
-            factor = first * float(sizes[int(np.argmin(tried))])
-            weights[k], constant[k] = weights[k] * factor, constant[k] * factor
-        return weights, constant
+    def _some(self, X: NDArray[Any], decided: IntArray, seed: int) -> Pool:
+        """The rows to learn from and to be judged on, with as many folds as the work allows.
+
+        A single problem is judged on all rows that it does not learn from, up to three fifths of twice the rows.
+        """
+        size = self._highest * self.mlp.units * self.mlp.outputs
+        wanted = int(min(CV_ROWS, max(_FEWEST_ROWS, _LEAST_WORK / size)))
+        folds = int(min(FOLDS, max(1, _WORK / size // min(wanted, len(X)))))
+        taken = min(len(X), 2 * wanted if folds == 1 else wanted)
+        held_out = FOLDS - round((FOLDS - 1) * wanted / taken) if folds == 1 else 1
+        if taken == len(X) and held_out <= 1:
+            self._rows = np.arange(len(X))
+            return replace(self._pool, folds=folds)
+        self._rows = rows = stratified_rows(decided, taken, seed) if taken < len(X) else np.arange(len(X))
+        fold = np.maximum(stratified_folds(decided[rows], seed) - (held_out - 1), 0)
+        part = Pool.of(self.mlp, X[rows], fold, self._features.take(rows), seed, len(X))
+        return replace(part, folds=folds)
+
+    def _least_squares(self, features: Standardised, weight: Single) -> tuple[Array, Array]:
+        """Weights and constants of the polynomials nearest to the activation for rows with these weights (n,)."""
+        p, m = self.degree, self.mlp.units
+        gram, right = np.zeros((m, p + 1, p + 1)), np.zeros((m, p + 1))
+        for rows, chunk in features.chunks():
+            n = len(chunk)
+            F = np.concatenate([np.ones((n, 1, m)), chunk.reshape(n, p, m)], axis=1).transpose(2, 1, 0)
+            y = np.asarray(features.X[rows], dtype=np.float64) @ self.mlp.W1.T + self.mlp.b1
+            weighted = F * weight[rows]
+            gram += weighted @ F.transpose(0, 2, 1)
+            right += np.einsum("jkn,nj->jk", weighted, self.mlp.activation(y))
+        if self.pooled:
+            gram, right = np.broadcast_to(gram.sum(axis=0), gram.shape), np.broadcast_to(right.sum(axis=0), right.shape)
+        size = np.trace(gram, axis1=1, axis2=2)[:, None, None]
+        own = np.linalg.solve(gram + 1e-9 * size * np.eye(p + 1), right[..., None])[..., 0]
+        W2 = self.mlp.W2
+        return np.concatenate([W2 * own[:, k] for k in range(1, p + 1)], axis=1), self.mlp.b2 + W2 @ own[:, 0]
 
 
-def _spread(logits: NDArray[Any]) -> float:
-    """The root mean square of logits (K, n) about their mean over the classes."""
-    centre = logits.mean(axis=0) if logits.shape[0] > 1 else 0.0
-    return float(np.sqrt(np.mean(np.square(logits - centre, dtype=np.float64))))
+def _basis_rows(mlp: MLP, X: NDArray[Any], decided: IntArray, seed: int) -> IntArray:
+    """Some rows, and those with the smallest and largest pre-activation of each unit.
+
+    Beyond the rows it was made from, a polynomial of a basis grows without bound: to 10^9 on Shuttle at degree 8.
+    """
+    if len(X) <= _BASIS_ROWS:
+        return np.arange(len(X))
+    low, high = np.full(mlp.units, np.inf), np.full(mlp.units, -np.inf)
+    first, last = np.zeros(mlp.units, dtype=np.int64), np.zeros(mlp.units, dtype=np.int64)
+    for start in range(0, len(X), _CHUNK):
+        y = mlp.hidden(X[start : start + _CHUNK])
+        lower, higher = y.min(axis=0) < low, y.max(axis=0) > high
+        first[lower], last[higher] = start + y.argmin(axis=0)[lower], start + y.argmax(axis=0)[higher]
+        low, high = np.minimum(low, y.min(axis=0)), np.maximum(high, y.max(axis=0))
+    return np.unique(np.concatenate([stratified_rows(decided, _BASIS_ROWS, seed), first, last]))
+
+
+def _best(steps: Sequence[Judged]) -> Judged:
+    return max(steps, key=lambda step: step.mean)
 
 
 def _learned(name: str) -> LearnedFamily:

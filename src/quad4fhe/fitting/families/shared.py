@@ -1,4 +1,7 @@
-"""The shared family: one quadratic replaces every ReLU. The cascade solves it; it has nothing to learn here."""
+"""The shared family: one polynomial replaces every ReLU.
+
+At degree 2 the cascade solves it; above, it is also learned, with p + 1 unknowns.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,45 @@ from quad4fhe.mlp import MLP
 
 if TYPE_CHECKING:
     from quad4fhe.fitting.result import Fit
+
+
+class PooledProblem:
+    """Weights = prior + s_k W2, constants = prior + e B: p + 1 unknowns for all units; B are the row sums of W2."""
+
+    def __init__(self, mlp: MLP, prior: Array, constant: Array, sharpness: float) -> None:
+        self._prior, self._constant = prior, constant
+        self._degree = prior.shape[2] // mlp.units
+        self._head = mlp.W2 * sharpness
+        self._sums = mlp.head_sums * sharpness
+        self._strength = 1.0
+
+    def strengthen(self, strength: float) -> None:
+        """Set the ridge: strength/2 times the squared distance of the unknowns from the prior."""
+        self._strength = strength
+
+    def expand(self, x: Array) -> tuple[Array, Array]:
+        """Weights (problems, K, p m) and constants (problems, K) of the unknowns x (problems, p + 1)."""
+        blocks = [x[:, k, None, None] * self._head for k in range(self._degree)]
+        return self._prior + np.concatenate(blocks, axis=2), self._constant + x[:, -1:] * self._sums
+
+    def gather(self, weights: Array, constant: Array) -> Array:
+        """The gradient in x of a function with these gradients in weights and constants."""
+        blocks = np.split(weights, self._degree, axis=2)
+        own = [np.einsum("bkj,kj->b", block, self._head) for block in blocks]
+        return np.stack([*own, constant @ self._sums], axis=1)
+
+    def solve(self, weights: Array, constant: Array) -> Array:
+        """The unknowns that `expand` to these weights and constants, which must belong to the family."""
+        size, sums = float(np.square(self._head).sum()), float(np.square(self._sums).sum())
+        own = self.gather(weights - self._prior, constant - self._constant)
+        own[:, :-1] /= max(size, 1e-300)
+        own[:, -1] /= max(sums, 1e-300)
+        return own
+
+    def penalty(self, x: Array) -> tuple[Array, Array]:
+        """The ridge (problems,) and its gradient in x."""
+        pull = self._strength * x
+        return 0.5 * np.einsum("bi,bi->b", pull, x), pull
 
 
 class Shared(Family):

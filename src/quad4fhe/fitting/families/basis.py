@@ -1,4 +1,4 @@
-"""Orthonormal polynomials of each hidden unit's own pre-activations: the coordinates of fits of higher degree.
+"""Orthonormal polynomials of each hidden unit's own pre-activations: the coordinates that families are fitted in.
 
 Powers of a pre-activation are hopelessly correlated from degree 4 on. Here unit j has polynomials phi_1 ... phi_p of
 its own, orthonormal over the calibration rows (Stieltjes' recurrence), so that a ridge means the same for every degree.
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
+from quad4fhe.errors import InputError
 from quad4fhe.mlp import MLP
 
 Single = NDArray[np.float32]
@@ -46,7 +47,10 @@ class Basis:
         y = mlp.hidden(X)
         mean = _mean(y, pooled)
         y -= mean
-        spread = np.sqrt(_mean(np.square(y), pooled))
+        with np.errstate(over="ignore"):  # reported below, with a name
+            spread = np.sqrt(_mean(np.square(y), pooled))
+        if not np.isfinite(spread).all():
+            raise InputError("X_cal overflows the squares of the hidden layer; scale its features to ordinary size")
         spread[spread <= _STILL * (1.0 + np.abs(mean))] = np.inf
         y /= spread
         m = mlp.units
