@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import clarabel
 import msgspec
@@ -20,11 +22,12 @@ from quad4fhe._arrays import Array
 from quad4fhe._progress import silent
 from quad4fhe.errors import CertificateError, InputError, TargetNotReachedError
 from quad4fhe.fitting.degrees.copies import Copies
+from quad4fhe.fitting.degrees.fitting import _Tried, fixed
 from quad4fhe.fitting.degrees.hulls import Apart, Hull, Meet, closest
 from quad4fhe.fitting.degrees.multiclass import PairLift
 from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
 from quad4fhe.fitting.families.basis import Basis
-from quad4fhe.fitting.families.selection import Selection
+from quad4fhe.fitting.families.selection import Judged, Selection
 from quad4fhe.fitting.pairwise import PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.evidence import Evidence, check_evidence
@@ -223,6 +226,29 @@ def test_higher_degrees_keep_more() -> None:
     X, new = rng.standard_normal((1500, 5)), rng.standard_normal((3000, 5))
     kept = [float(fit(mlp, X, family="unitwise", degree=degree).agreement(new)) for degree in (2, 4)]
     assert kept[1] > kept[0]
+
+
+@pytest.mark.parametrize(("lost", "taken"), [(0, 4), (3, 4), (40, 3)])
+def test_a_lower_degree_is_taken_only_where_it_is_better_by_more_than_an_error(lost: int, taken: int) -> None:
+    kept = np.ones((1, 1000), dtype=np.bool_)
+    kept[0, 500:505] = False
+    worse = kept.copy()
+    worse[0, :lost] = False
+    worse[0, 500:502] = True  # some rows that the lower degree loses are kept here
+
+    class Judging:
+        run = SimpleNamespace(notes=[])
+
+        def judge(self, degree: int) -> Any:
+            return _Tried(None, Judged("unitwise", None, worse if degree == 4 else kept))  # type: ignore[arg-type]
+
+        def fit(self, degree: int) -> int:
+            return degree
+
+    ladder: Any = Judging()
+    assert fixed(ladder, 4, lambda: pytest.fail("degree 2 was not asked for")) == taken
+    assert bool(ladder.run.notes) == (taken < 4)
+    ladder.run.notes.clear()
 
 
 def _next_degree(found: Fit) -> tuple[int, float]:

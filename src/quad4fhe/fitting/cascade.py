@@ -98,13 +98,13 @@ def fit(
         "auto" takes the smallest family that cross-validates within one standard error of the best, and never one that
         does worse than shared. It takes a lossless shared fit at once, and any shared fit if `memory` has no room for
         other families. "shared" is one quadratic for all hidden units, the paper's three numbers and the fastest fit.
-        "unitwise" gives every unit its own and "head" frees S, T and c, both at the same cost under encryption;
-        sharpness and strength of their prior (the shared fit) are cross-validated on X_cal.
+        "unitwise" gives every unit its own and "head" frees S, T and c, both at the same cost under encryption; the
+        strength of their prior (each unit's least-squares quadratic) is cross-validated on X_cal.
     degree
         The degree of the polynomial: 2 (the paper's), 3, 4, 6 or 8. Higher degrees keep more decisions and cost more
-        under encryption. Where the degree below cross-validates better it is taken. "auto" takes the cheapest degree
-        that reaches `target_agreement` by cross-validation, or without a target the best within `cost`. Weights of
-        higher degrees are rounded to few bits: the rounded polynomial is the model.
+        under encryption. Where the degree below cross-validates clearly better it is taken. "auto" takes the cheapest
+        degree that reaches `target_agreement` by cross-validation, or without a target the best within `cost`. Weights
+        of higher degrees are rounded to few bits: the rounded polynomial is the model.
     cost
         For degree="auto" without a target: the largest server time, as a multiple of that of degree 2.
     regime
@@ -204,7 +204,10 @@ def fit(
         else:
             highest = DEGREES[-1] if degree == "auto" else degree
             ladder = Ladder(run, learned(run, limit), family, budget, highest)
-            found = chosen(ladder, target_agreement, cost, quadratic) if degree == "auto" else fixed(ladder, degree)
+            if degree == "auto":
+                found = chosen(ladder, target_agreement, cost, quadratic)
+            else:
+                found = fixed(ladder, degree, quadratic)
         if run.lift.ties:
             run.notes.append(notes.TIES.format(run.lift.ties))
         guarantee = None

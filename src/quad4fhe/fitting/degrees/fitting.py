@@ -1,7 +1,7 @@
 """A fit of degree above two: which degree and family, and the rounded, certified candidate.
 
 Families are judged by cross-validation at the degree that was asked for and at the one below, which is taken instead
-where it keeps more. For two classes the shared family first tries to separate hulls, then reduced hulls, in R^p.
+where it clearly keeps more. For two classes the shared family first tries to separate hulls, then reduced hulls, in R^p.
 """
 
 from __future__ import annotations
@@ -194,15 +194,18 @@ class Ladder:
         return PolynomialModel.by_unit(model.W1, model.b1, V, model.a, c)
 
 
-def fixed(ladder: Ladder, degree: int) -> Candidate:
-    """A fit of this degree, or of the one below where that cross-validates better."""
+def fixed(ladder: Ladder, degree: int, quadratic: Callable[[], Candidate]) -> Candidate:
+    """A fit of this degree, or of the one below where that cross-validates better by more than one standard error.
+
+    `quadratic` makes the fit of degree 2.
+    """
     below = max(each for each in DEGREES if each < degree)
-    here, lower = ladder.judge(degree), ladder.judge(below) if below > 2 else None
-    if lower is not None and lower.score > here.score:
+    here = ladder.judge(degree)
+    if not _ties(here, ladder.judge(below)):
         if here.judged.family == SHARED and (found := ladder.fit(degree)).certified.statement == "lossless":
             return found
         ladder.run.notes.append(notes.LOWER_DEGREE.format(degree, below))
-        return ladder.fit(below)
+        return quadratic() if below == 2 else ladder.fit(below)
     return ladder.fit(degree)
 
 

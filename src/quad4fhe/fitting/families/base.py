@@ -79,7 +79,7 @@ class Parametrisation(Protocol):
         """Set the ridge: strength/2 times the squared distance of the weights from the prior."""
 
     def expand(self, x: Array) -> tuple[Array, Array]:
-        """Weights (problems, K, 2m) and constants (problems, K) of the unknowns x (problems, size)."""
+        """Weights (problems, K, p m) and constants (problems, K) of the unknowns x (problems, size)."""
 
     def gather(self, weights: Array, constant: Array) -> Array:
         """The gradient in x of a function with these gradients in weights and constants."""
@@ -92,13 +92,13 @@ class Parametrisation(Protocol):
 
 
 class LearnedFamily(Family):
-    """A family that is fitted to the ReLU model's logits, with the shared fit as its prior."""
+    """A family that is fitted to the ReLU model's logits, with least squares of the activation as its prior."""
 
     is_learned = True
 
     @abstractmethod
     def problem(self, mlp: MLP, prior: Array, constant: Array, moments: Array, sharpness: float) -> Parametrisation:
-        """The unknowns for priors (problems, K, 2m), constants (problems, K) and the features' moments (2m, 2m).
+        """The unknowns for priors (problems, K, p m), constants (problems, K) and the features' moments (p m, p m).
 
         The logits are `sharpness` times those of the model that is wanted.
         """

@@ -70,11 +70,11 @@ def distil(
     weight
         The weight of every row in every problem, (problems, n); each problem's weights sum to one.
     start
-        Weights (problems, K, 2m) and constants (problems, K) to start from.
+        Weights (problems, K, p m) and constants (problems, K) to start from.
     rounds, tolerance
         When to stop; see `lbfgs.minimise`.
 
-    Returns weights (problems, K, 2m), constants (problems, K) and the number of rounds.
+    Returns weights (problems, K, p m), constants (problems, K) and the number of rounds.
     """
 
     def function(x: Array) -> tuple[Array, Array]:

@@ -18,13 +18,13 @@ _CURVATURE = 0.25  # between the largest curvature of the softmax (1/2) and that
 
 
 class HeadProblem:
-    """Weights = prior + u P', P = (curvature * moments + strength)^(-1/2); a prior (K, 2m) for each of the problems.
+    """Weights = prior + u P', P = (curvature * moments + strength)^(-1/2); a prior (K, p m) for each of the problems.
 
     So scaled, the problem is of order one for a descent method.
     """
 
     def __init__(self, prior: Array, constant: Array, moments: Array) -> None:
-        """Prepare for priors (problems, K, 2m), their constants (problems, K) and the features' moments (2m, 2m)."""
+        """Prepare for priors (problems, K, p m), their constants (problems, K) and the features' moments (p m, p m)."""
         self._prior, self._constant = prior, constant
         spectrum, self._axes = np.linalg.eigh(moments)
         self._spectrum = np.maximum(spectrum, 0.0)
@@ -36,7 +36,7 @@ class HeadProblem:
         self._scale = 1.0 / np.sqrt(_CURVATURE * self._spectrum + strength)
 
     def expand(self, x: Array) -> tuple[Array, Array]:
-        """Weights (problems, K, 2m) and constants (problems, K) of the unknowns x (problems, size)."""
+        """Weights (problems, K, p m) and constants (problems, K) of the unknowns x (problems, size)."""
         u, c = self._split(x)
         return self._prior + (u * self._scale) @ self._axes.T, self._constant + c
 

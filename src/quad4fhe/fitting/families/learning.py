@@ -1,4 +1,4 @@
-"""From the shared fit to the family that was asked for: the rows it learns from, its candidate and its figures.
+"""From the shared fit to the family that was asked for: the rows to learn from, the candidate and its figures.
 
 `selection` judges families by cross-validation and fits them. The figures of the result are measured on all rows.
 """
@@ -17,7 +17,7 @@ from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
 from quad4fhe.fitting.diagnostics import Conditioning
 from quad4fhe.fitting.families import AUTO, FAMILIES
-from quad4fhe.fitting.families.features import FOLDS, stratified_rows
+from quad4fhe.fitting.families.features import FOLDS, blends_for, stratified_rows
 from quad4fhe.fitting.families.selection import Priors, Selection
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.io.rows import ArrayRows
@@ -50,7 +50,10 @@ def learned(run: Run, memory: int | None) -> Learned:
         return Learned(shards.rows.array, np.concatenate(shards.map(_targets)))
     share = min(1.0, MOST / shards.samples)
     rows = round(share * shards.samples)
-    wanted = rows * 8 * (shards.rows.shape[1] + 6 * run.lift.classes)
+    features, filled = shards.rows.shape[1], rows * (1 + blends_for(rows))
+    wanted = 8 * filled * (features + 6 * run.lift.classes)
+    if filled > rows:
+        wanted += 8 * rows * features  # made rows stand behind a copy of the real ones
     if memory is not None and 2 * wanted > memory:
         raise NoRoomError(
             f"families other than shared keep {rows} rows in memory, {wanted / 1e6:.0f} MB, which may be at most half "

@@ -49,7 +49,7 @@ class UnitwiseProblem:
         self._scale = 1.0 / np.sqrt(self._spectrum + strength)
 
     def expand(self, x: Array) -> tuple[Array, Array]:
-        """Weights (problems, K, 2m) and constants (problems, K) of the unknowns x (problems, size)."""
+        """Weights (problems, K, p m) and constants (problems, K) of the unknowns x (problems, size)."""
         u, c = x[:, : self._norms.size], x[:, self._norms.size :]
         own = ((u * self._scale) @ self._axes.T) / self._norms
         return self._prior + self._columns * own[:, None, :], self._constant + c @ self._range.T

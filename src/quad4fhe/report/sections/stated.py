@@ -62,7 +62,7 @@ and not certified; everything else on this page is.</p>
             "replaced": at_degree(FAMILIES.get(fit.family).replaced, fit.degree),
             "explained": at_degree(_explained(fit), fit.degree),
             "lines": self._lines(),
-            "prior": ", of the shared fit it started from" if self._is_larger else "",
+            "prior": ", of the shared fit" if self._is_larger else "",
             "weights_head": _SOFT,
             "weights": [_step(step) for step in d.soft_trace],
             "caps": [(number(mu), number(margin) if margin else "the hulls meet") for mu, margin in d.cap_trace],
@@ -130,8 +130,8 @@ def _explained(fit: Fit) -> str:
     if regime.is_learned:
         hinge = " and then on the decisions themselves" if regime.polished else ""
         return (
-            f"The coefficients were fitted to the ReLU model's own logits{hinge}. How far they may move from the "
-            f"{'best shared quadratic' if fit.degree == 2 else 'least-squares fit'} was chosen by cross-validation."
+            f"The coefficients were fitted to the ReLU model's own logits{hinge}. How far they may move from their "
+            "start was chosen by cross-validation."
         )
     if regime.is_hard:
         return "The exact test succeeded, and the widest margin was taken."
