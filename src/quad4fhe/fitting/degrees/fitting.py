@@ -1,7 +1,7 @@
 """A fit of degree above two: which degree and family, and the rounded, certified candidate.
 
 Families are judged by cross-validation at the degree that was asked for and at the one below, which is taken instead
-where it clearly keeps more. For two classes the shared family first tries to separate hulls, then reduced hulls, in R^p.
+where it clearly keeps more. For two classes the shared family first separates hulls, then reduced hulls, in R^p.
 """
 
 from __future__ import annotations
