@@ -178,6 +178,7 @@ def main() -> None:
                     options.out.write_text(json.dumps(document, indent=1) + "\n")
                     print(case, flush=True)
     table(document["results"])
+    trainings(document["results"])
     if options.picture is not None:
         picture(document["results"], options.models[0], options.picture)
 
@@ -222,6 +223,23 @@ def table(results: list[dict[str, Any]]) -> None:
         shown = (f"{run['changed']} of {run['samples']}", ratio, str(run["bits"])) if run else ("", "", "")
         cells = (r["model"], r["method"], r["degree"], f"{100 * r['test']:.2f}", *shown, r["fit_seconds"])
         print(f"| {' | '.join(map(str, cells))} |")
+
+
+def trainings(results: list[dict[str, Any]]) -> None:
+    """The mean over several trainings of a model, with its standard error, and the fewest and most CPU seconds."""
+    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for r in results:
+        name, _, seed = r["model"].rpartition("-")
+        if seed.isdigit():
+            groups.setdefault((name, r["method"], r["degree"]), []).append(r)
+    several = {key: runs for key, runs in sorted(groups.items()) if len(runs) > 1}
+    if several:
+        print("\n| set | method | degree | trainings | test | lowest | fit, CPU s |\n|---|---|---|---|---|---|---|")
+    for (name, method, degree), runs in several.items():
+        kept = 100 * np.array([r["test"] for r in runs])
+        error, seconds = kept.std(ddof=1) / np.sqrt(kept.size), [r["fit_seconds"] for r in runs]
+        shown = f"{kept.mean():.2f} ± {error:.2f} | {kept.min():.2f} | {min(seconds):.0f} to {max(seconds):.0f}"
+        print(f"| {name} | {method} | {degree} | {kept.size} | {shown} |")
 
 
 if __name__ == "__main__":
