@@ -234,7 +234,7 @@ def test_made_rows_know_nothing_of_other_folds() -> None:
     fold = stratified_folds(mlp.decide(X), 0)
     other = X.copy()
     other[fold != 2] = rng.standard_normal((int((fold != 2).sum()), 4))
-    pools = [Pool.of(mlp, data, fold, of(mlp, X), 0) for data in (X, other)]
+    pools = [Pool.of(mlp, data, fold, Basis.of(mlp, X, 2), 10**9, 0) for data in (X, other)]
     assert pools[0].blends > 1
     mine = pools[0].fold == 2
     assert np.array_equal(pools[0].features.X[mine], pools[1].features.X[mine])
@@ -247,7 +247,7 @@ def test_made_rows_know_nothing_of_other_folds() -> None:
 def test_made_rows_have_the_spread_of_real_ones_and_leave_no_range() -> None:
     mlp, X = small(units=3), 5 + rng.standard_normal((20_000, 4)) * [1.0, 10.0, 0.1, 3.0]
     fold = stratified_folds(mlp.decide(X), 0)
-    pool = Pool.of(mlp, X, fold, of(mlp, X), 0)
+    pool = Pool.of(mlp, X, fold, Basis.of(mlp, X, 2), 10**9, 0)
     made = pool.features.X[len(X) :]
     # A point halfway between two independent rows would have 0.71 of the spread, a random point of the line 0.82.
     np.testing.assert_allclose(made.std(axis=0), X.std(axis=0), rtol=0.03)

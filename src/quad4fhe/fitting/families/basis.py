@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quad4fhe._arrays import Array
+from quad4fhe._arrays import Array, IntArray
 from quad4fhe.errors import InputError
 from quad4fhe.mlp import MLP
 
 Single = NDArray[np.float32]
-_STILL = 1e-9  # a spread this small, relative to the mean, is rounding: the unit is a constant
+_STILL = 1e-9  # a spread this small, relative to the terms of a pre-activation, is rounding: the unit is a constant
 _FLAT = 1e-5  # a unit with so few values that the next polynomial vanishes on all of them has no further ones
 _ROWS = 2048
+BLOCK = 2**19
+"""Pre-activations that a basis is made from at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,32 +41,16 @@ class Basis:
     scale: Array
 
     @classmethod
-    def of(cls, mlp: MLP, X: NDArray[Any], degree: int, *, pooled: bool = False) -> Basis:
-        """The basis over the rows X (n, d), which are held in memory as pre-activations.
+    def of(cls, mlp: MLP, X: NDArray[Any], degree: int, *, rows: IntArray | None = None, pooled: bool = False) -> Basis:
+        """The basis over `rows` of X (n, d), or all of them.
 
         `pooled` makes one basis for all units, orthonormal over the pre-activations of all of them.
         """
-        y = mlp.hidden(X)
-        mean = _mean(y, pooled)
-        y -= mean
-        with np.errstate(over="ignore"):  # reported below, with a name
-            spread = np.sqrt(_mean(np.square(y), pooled))
-        if not np.isfinite(spread).all():
-            raise InputError("X_cal overflows the squares of the hidden layer; scale its features to ordinary size")
-        spread[spread <= _STILL * (1.0 + np.abs(mean))] = np.inf
-        y /= spread
-        m = mlp.units
-        centre, back, scale = np.zeros((degree, m)), np.zeros((degree, m)), np.zeros((degree, m))
-        below, at = np.zeros_like(y), np.ones_like(y)
-        for k in range(degree):
-            centre[k] = _mean(y * at * at, pooled)
-            if k:
-                back[k] = np.divide(1.0, scale[k - 1], where=scale[k - 1] > 0, out=np.zeros(m))
-            above = (y - centre[k]) * at - back[k] * below
-            norm = np.sqrt(_mean(np.square(above), pooled))
-            scale[k] = np.divide(1.0, norm, where=norm > _FLAT, out=np.zeros(m))
-            below, at = at, above * scale[k]
-        return cls(mean, spread, centre, back, scale)
+        rows = np.arange(len(X)) if rows is None else rows
+        # Units are independent unless pooled: a block of them at a time takes little memory.
+        size = mlp.units if pooled else max(1, BLOCK // len(rows))
+        parts = [_recurrence(mlp, X, rows, slice(j, j + size), degree, pooled) for j in range(0, mlp.units, size)]
+        return cls(*(np.concatenate(each, axis=-1) for each in zip(*parts, strict=True)))
 
     @property
     def width(self) -> int:
@@ -119,6 +105,39 @@ class Basis:
                 below, at = at, above
                 out[k, :, j] = [float(value) for value in at]
         return out
+
+
+def _recurrence(
+    mlp: MLP, X: NDArray[Any], rows: IntArray, units: slice, degree: int, pooled: bool
+) -> tuple[Array, ...]:
+    """Mean, spread, centre, back and scale of some units."""
+    W1, b1 = mlp.W1[units], mlp.b1[units]
+    y, size = np.empty((len(rows), b1.size)), np.zeros(mlp.features)
+    with np.errstate(over="ignore", invalid="ignore"):  # reported below, with a name
+        for start in range(0, len(rows), _ROWS):
+            chunk = np.asarray(X[rows[start : start + _ROWS]], dtype=np.float64)
+            y[start : start + _ROWS] = chunk @ W1.T + b1
+            size += np.abs(chunk).sum(axis=0) / len(rows)
+        mean = _mean(y, pooled)
+        y -= mean
+        spread = np.sqrt(_mean(np.square(y), pooled))
+    if not np.isfinite(spread).all():
+        raise InputError("X_cal overflows the squares of the hidden layer; scale its features to ordinary size")
+    terms = np.abs(b1) + np.abs(W1) @ size
+    spread[spread <= _STILL * _mean(terms[None], pooled)] = np.inf
+    y /= spread
+    m = b1.size
+    centre, back, scale = np.zeros((degree, m)), np.zeros((degree, m)), np.zeros((degree, m))
+    below, at = np.zeros_like(y), np.ones_like(y)
+    for k in range(degree):
+        centre[k] = _mean(y * at * at, pooled)
+        if k:
+            back[k] = np.divide(1.0, scale[k - 1], where=scale[k - 1] > 0, out=np.zeros(m))
+        above = (y - centre[k]) * at - back[k] * below
+        norm = np.sqrt(_mean(np.square(above), pooled))
+        scale[k] = np.divide(1.0, norm, where=norm > _FLAT, out=np.zeros(m))
+        below, at = at, above * scale[k]
+    return mean, spread, centre, back, scale
 
 
 def _mean(values: Array, pooled: bool) -> Array:

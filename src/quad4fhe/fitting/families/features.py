@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, BoolArray, IntArray
+from quad4fhe.errors import InputError
 from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.mlp import MLP, decide
 
@@ -44,20 +45,20 @@ class Standardised:
         """Whether every pass computes the features again."""
         return self._kept is None
 
-    def steps(self) -> Iterator[slice]:
+    def steps(self, size: int = ROWS) -> Iterator[slice]:
         """The row ranges of one pass."""
-        for start in range(0, self.samples, ROWS):
-            yield slice(start, min(start + ROWS, self.samples))
+        for start in range(0, self.samples, size):
+            yield slice(start, min(start + size, self.samples))
 
-    def chunks(self) -> Iterator[tuple[slice, Single]]:
+    def chunks(self, size: int = ROWS) -> Iterator[tuple[slice, Single]]:
         """Yield (rows, features) of one pass."""
-        for rows in self.steps():
+        for rows in self.steps(size):
             yield rows, self._make(rows) if self._kept is None else self._kept[rows]
 
-    def take(self, rows: NDArray[np.int64]) -> Standardised:
-        """The features of some rows, within the rest of the budget."""
-        left = self.budget if self._kept is None else self.budget - self._kept.nbytes
-        return Standardised(self.mlp, self.X[rows], left, self.basis)
+    @property
+    def left(self) -> int:
+        """What is left of the budget."""
+        return self.budget if self._kept is None else self.budget - self._kept.nbytes
 
     def moments(self) -> Array:
         """The mean of the outer products of the features, (width, width)."""
@@ -84,6 +85,8 @@ FOLDS = 5
 _FILLS = ((4_000, 6), (40_000, 3), (100_000, 1))
 _MADE = 12_500  # made rows weigh as much as the real ones, but all together not more than so many of these
 
+_WILD = 2.0  # times the largest polynomial of its degree on real rows: a fit should not learn from rows beyond it
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -107,11 +110,12 @@ class Pool:
         mlp: MLP,
         X: NDArray[Any],
         fold: IntArray,
-        features: Standardised,
+        basis: Basis,
+        budget: int,
         seed: int,
         whole: int | None = None,
     ) -> Pool:
-        """Fill up the rows X (n, d) of the folds (n,); `features` are those of X.
+        """Fill up the rows X (n, d) of the folds (n,); features in the basis take at most `budget` bytes.
 
         X may be part of a set of `whole` rows, and is then filled up in the same proportion.
         """
@@ -119,12 +123,20 @@ class Pool:
         whole = n if whole is None else whole
         blends = blends_for(whole)
         if blends > 0:
-            made = [_blend(mlp, np.asarray(X, dtype=np.float64), fold, seed + k) for k in range(blends)]
-            X = np.vstack([X, *made])
-            fold = np.tile(fold, blends + 1)
-            features = Standardised(mlp, X, features.budget, features.basis)
+            filled = np.empty(((1 + blends) * n, mlp.features))
+            filled[:n] = X
+            for k in range(blends):
+                _blend(mlp, basis, filled[:n], fold, seed + k, filled[(k + 1) * n : (k + 2) * n])
+            X, fold = filled, np.tile(fold, blends + 1)
+        features = Standardised(mlp, X, budget, basis)
         logits = mlp.logits(X)
         return cls(n, features, np.ascontiguousarray(logits.T), decide(logits), fold, min(1.0, _MADE / whole))
+
+    @property
+    def counted(self) -> float:
+        """The real rows that strengths are counted in: those a problem learns from, times 5/4 if any are held out."""
+        held_out = int(np.count_nonzero(self.fold[: self.real] == 0))
+        return min(self.real, (self.real - held_out) * FOLDS / (FOLDS - 1))
 
     @property
     def blends(self) -> int:
@@ -195,22 +207,38 @@ def stratified_rows(decided: IntArray, count: int, seed: int) -> IntArray:
     return np.sort(np.concatenate(chosen))
 
 
-def _blend(mlp: MLP, X: Array, fold: IntArray, seed: int) -> Array:
-    """One made row per real row: a random point of the quarter circle from it to a random row of the same fold.
+def _blend(mlp: MLP, basis: Basis, X: Array, fold: IntArray, seed: int, made: Array) -> None:
+    """Make one row for each real row: a random point of the quarter circle from it to a random row of the same fold.
 
-    The circle is about the mean of the fold, so made rows have the mean and covariance of real ones; the points of a
+    The circle is about the mean of the fold, so its points have the mean and covariance of real rows; the points of a
     line between two rows lie nearer to the mean. Where a unit leaves its range over the fold, beyond which polynomials
-    explode, a point of the line is taken instead, which stays inside.
+    explode, the point moves towards the line, which stays inside, just as far as it must. Polynomials explode between
+    outliers too: where one is far larger than on any row of the fold, the real row is taken again.
     """
     rng = np.random.default_rng(seed)
-    made = np.empty_like(X)
     for k in np.unique(fold):
         rows = np.flatnonzero(fold == k)
         own, partner = X[rows], X[rng.permutation(rows)]
         share = rng.uniform(size=(rows.size, 1))
         angle, mean = 0.5 * np.pi * share, own.mean(axis=0)
-        arc = mean + np.cos(angle) * (own - mean) + np.sin(angle) * (partner - mean)
-        y, seen = arc @ mlp.W1.T, own @ mlp.W1.T
-        inside = ((y >= seen.min(axis=0)) & (y <= seen.max(axis=0))).all(axis=1)
-        made[rows] = np.where(inside[:, None], arc, own + share * (partner - own))
-    return made
+        line = own + share * (partner - own)
+        step = mean + np.cos(angle) * (own - mean) + np.sin(angle) * (partner - mean) - line
+        y, move, seen = line @ mlp.W1.T, step @ mlp.W1.T, own @ mlp.W1.T
+        room = np.where(move > 0, seen.max(axis=0) - y, y - seen.min(axis=0))
+        far = np.divide(room, np.abs(move), where=move != 0, out=np.ones_like(move)).min(axis=1, keepdims=True)
+        made[rows] = line + np.clip(far, 0.0, 1.0) * step
+        if not np.isfinite(made[rows]).all():
+            raise InputError("X_cal has numbers too large to add; scale its features to ordinary size")
+        limit = _WILD * _sizes(mlp, basis, own).max(axis=0)
+        wild = (_sizes(mlp, basis, made[rows]) > limit).any(axis=1)
+        made[rows[wild]] = own[wild]
+
+
+def _sizes(mlp: MLP, basis: Basis, X: Array) -> Array:
+    """The largest magnitude of the polynomials of each degree over a row's units, (n, p)."""
+    sizes = np.empty((len(X), basis.degree))
+    for start in range(0, len(X), ROWS):
+        rows = slice(start, start + ROWS)
+        for k, phi in enumerate(basis.polynomials(X[rows] @ mlp.W1.T + mlp.b1)):
+            sizes[rows, k] = np.abs(phi).max(axis=1)
+    return sizes

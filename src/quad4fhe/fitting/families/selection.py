@@ -18,7 +18,7 @@ from quad4fhe._progress import Progress
 from quad4fhe.fitting.diagnostics import FamilyStep, FamilyTrial
 from quad4fhe.fitting.families import FAMILIES, SHARED
 from quad4fhe.fitting.families.base import LearnedFamily, Parametrisation, Replacement
-from quad4fhe.fitting.families.basis import Basis
+from quad4fhe.fitting.families.basis import BLOCK, Basis
 from quad4fhe.fitting.families.distil import Divergence, distil
 from quad4fhe.fitting.families.features import (
     FOLDS,
@@ -47,6 +47,7 @@ _BASIS_ROWS = 20_000
 _WORK, _LEAST_WORK = 2e9, 6e9
 _FEWEST_ROWS = 2_000
 _CHUNK = 8_192
+_FEW_AT_A_TIME = 512  # rows of a step that needs several copies of their features
 Priors = Callable[[IntArray], PolynomialModel]
 
 
@@ -151,9 +152,8 @@ class Selection:
         """
         self.mlp, self.degree, self.pooled, self._progress = mlp, degree, pooled, progress
         self._highest = max(degree, highest or 0)
-        self.basis = Basis.of(mlp, X[_basis_rows(mlp, X, decided, seed)], degree, pooled=pooled)
-        self._features = Standardised(mlp, X, budget, self.basis)
-        self._pool = Pool.of(mlp, X, stratified_folds(decided, seed), self._features, seed)
+        self.basis = Basis.of(mlp, X, degree, rows=_basis_rows(mlp, X, decided, seed, pooled), pooled=pooled)
+        self._pool = Pool.of(mlp, X, stratified_folds(decided, seed), self.basis, budget, seed)
         self._part = self._some(X, decided, seed)
         weights = self._part.fold_weights()
         self._fold_priors = [self._least_squares(self._part.features, weight) for weight in weights]
@@ -285,7 +285,7 @@ class Selection:
     ) -> tuple[Array, Array]:
         rounds = _FEW_ROUNDS if pool.blends else _ROUNDS
         # Sharper targets multiply the loss by the sharpness and squared distances by its square: divide by it once.
-        problem.strengthen(setting.strength / (pool.real * setting.sharpness))
+        problem.strengthen(setting.strength / (pool.counted * setting.sharpness))
         weights, constant, _ = distil(pool.features, problem, loss, weight, start, rounds=rounds, tolerance=_TOLERANCE)
         return weights, constant
 
@@ -300,7 +300,8 @@ class Selection:
     def _some(self, X: NDArray[Any], decided: IntArray, seed: int) -> Pool:
         """The rows to learn from and to be judged on, with as many folds as the work allows.
 
-        A single problem is judged on all rows that it does not learn from, up to three fifths of twice the rows.
+        With one fold, the problem learns from as many rows as one of five folds would, and is judged on up to twelve
+        thousand others.
         """
         size = self._highest * self.mlp.units * self.mlp.outputs
         wanted = int(min(CV_ROWS, max(_FEWEST_ROWS, _LEAST_WORK / size)))
@@ -312,14 +313,14 @@ class Selection:
             return replace(self._pool, folds=folds)
         self._rows = rows = stratified_rows(decided, taken, seed) if taken < len(X) else np.arange(len(X))
         fold = np.maximum(stratified_folds(decided[rows], seed) - (held_out - 1), 0)
-        part = Pool.of(self.mlp, X[rows], fold, self._features.take(rows), seed, len(X))
+        part = Pool.of(self.mlp, X[rows], fold, self.basis, self._pool.features.left, seed, len(X))
         return replace(part, folds=folds)
 
     def _least_squares(self, features: Standardised, weight: Single) -> tuple[Array, Array]:
         """Weights and constants of the polynomials nearest to the activation for rows with these weights (n,)."""
         p, m = self.degree, self.mlp.units
         gram, right = np.zeros((m, p + 1, p + 1)), np.zeros((m, p + 1))
-        for rows, chunk in features.chunks():
+        for rows, chunk in features.chunks(_FEW_AT_A_TIME):
             n = len(chunk)
             F = np.concatenate([np.ones((n, 1, m)), chunk.reshape(n, p, m)], axis=1).transpose(2, 1, 0)
             y = np.asarray(features.X[rows], dtype=np.float64) @ self.mlp.W1.T + self.mlp.b1
@@ -334,12 +335,14 @@ class Selection:
         return np.concatenate([W2 * own[:, k] for k in range(1, p + 1)], axis=1), self.mlp.b2 + W2 @ own[:, 0]
 
 
-def _basis_rows(mlp: MLP, X: NDArray[Any], decided: IntArray, seed: int) -> IntArray:
+def _basis_rows(mlp: MLP, X: NDArray[Any], decided: IntArray, seed: int, pooled: bool) -> IntArray:
     """Some rows, and those with the smallest and largest pre-activation of each unit.
 
-    Beyond the rows it was made from, a polynomial of a basis grows without bound: to 10^9 on Shuttle at degree 8.
+    Beyond the rows it was made from, a polynomial of a basis grows without bound: to 10^9 on Shuttle at degree 8. A
+    pooled basis needs fewer rows: each counts once for every unit.
     """
-    if len(X) <= _BASIS_ROWS:
+    wanted = max(_FEWEST_ROWS, BLOCK // mlp.units) if pooled else _BASIS_ROWS
+    if len(X) <= wanted:
         return np.arange(len(X))
     low, high = np.full(mlp.units, np.inf), np.full(mlp.units, -np.inf)
     first, last = np.zeros(mlp.units, dtype=np.int64), np.zeros(mlp.units, dtype=np.int64)
@@ -348,7 +351,7 @@ def _basis_rows(mlp: MLP, X: NDArray[Any], decided: IntArray, seed: int) -> IntA
         lower, higher = y.min(axis=0) < low, y.max(axis=0) > high
         first[lower], last[higher] = start + y.argmin(axis=0)[lower], start + y.argmax(axis=0)[higher]
         low, high = np.minimum(low, y.min(axis=0)), np.maximum(high, y.max(axis=0))
-    return np.unique(np.concatenate([stratified_rows(decided, _BASIS_ROWS, seed), first, last]))
+    return np.unique(np.concatenate([stratified_rows(decided, wanted, seed), first, last]))
 
 
 def _best(steps: Sequence[Judged]) -> Judged:
