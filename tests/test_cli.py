@@ -256,13 +256,16 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_fit_of_a_higher_degree(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = files / "fit.safetensors"
+    out, rng = files / "fit.safetensors", np.random.default_rng(3)
+    shapes = {"W1": (12, 4), "b1": (12,), "W2": (3, 12), "b2": (3,)}
+    np.savez(files / "model.npz", **{name: rng.normal(size=shape) for name, shape in shapes.items()})
+    np.savez(files / "test.npz", X=rng.normal(size=(1_000, 4)))
     words = ("fit", files / "model.npz", files / "test.npz", "-o", out, "--family", "unitwise", "--degree", 3)
     code, text, _ = run(capsys, *words)
     assert code == 0
     assert "unitwise, degree 3" in text
     assert Fit.load(out).degree == 3
     code, text, _ = run(capsys, "verify", out, files / "test.npz", "--json")
-    assert (code, json.loads(text)["samples"]) == (0, 40)
+    assert (code, json.loads(text)["samples"]) == (0, 1_000)
     code, _, error = run(capsys, *words[:-1], 5)
     assert (code, "--degree is '5'" in error) == (2, True)

@@ -209,7 +209,7 @@ def test_inputs_that_do_not_fit_are_refused():
 def test_quad_is_the_papers_quadratic_also_where_another_family_is_better() -> None:
     rng = np.random.default_rng(5)
     first, head = rng.normal(size=(12, 6)), rng.normal(size=(3, 12))
-    mlp, X = MLP(first, rng.normal(size=12), head, rng.normal(size=3)), rng.normal(size=(400, 6))
+    mlp, X = MLP(first, rng.normal(size=12), head, rng.normal(size=3)), rng.normal(size=(2_000, 6))
     found = fitted(Problem(mlp, X, auto=True), published=False)
     best = fit(mlp, X)
     assert best.family != "shared"
@@ -221,7 +221,7 @@ def test_quad_is_the_papers_quadratic_also_where_another_family_is_better() -> N
 def test_a_degree_compares_all_methods_at_that_degree() -> None:
     rng = np.random.default_rng(3)
     mlp = MLP(rng.standard_normal((12, 4)), rng.standard_normal(12), rng.standard_normal((3, 12)), np.zeros(3))
-    X = rng.standard_normal((300, 4))
+    X = rng.standard_normal((2_000, 4))
     rows = {row.name: row for row in compare(mlp, X, X, degree=4).rows}
     assert {"LS-4", "Remez-4", "OLA-4", "unitwise-4"} <= rows.keys()
     assert {rows[name].degree for name in ("LS-4", "Remez-4", "OLA-4", "unitwise-4")} == {4}

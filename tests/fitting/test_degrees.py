@@ -168,7 +168,7 @@ def test_polynomials_of_a_head_add_up_to_its_weights() -> None:
 
 def test_a_unit_stands_several_times_only_in_a_head() -> None:
     mlp = network(units=10, outputs=4)
-    X = np.random.default_rng(4).standard_normal((600, 5))
+    X = np.random.default_rng(4).standard_normal((2_000, 5))  # of fewer rows the prior is taken, which is unitwise
     made = fit(mlp, X, family="head", degree=4)
     assert made.model.units > mlp.units
     assert np.unique(made.model.W1, axis=0).shape[0] <= mlp.units
