@@ -60,10 +60,12 @@ class FamilyStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class FamilyTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What cross-validation says of a family at its chosen setting; sharpness and strength are None for shared.
+    """What cross-validation says of a family at its chosen setting.
+
+    Sharpness and strength are None for shared at degree 2, and where the prior itself was taken.
 
     `agreement` is the share of `rows` calibration decisions kept by a fit that had not seen them, `spread` its standard
-    error, `made_agreement` the same on rows made by blending two of a fold (small calibration sets only).
+    error, `made_agreement` the same on rows made from two of a fold (None without them).
     """
 
     family: FamilyName
@@ -174,7 +176,7 @@ class Diagnostics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reduced hulls, or the worst pairwise margin) and `normalised_margin` the same at unit norm. `weight` is C (or c in
     the plane). Seconds are wall time by stage. For unitwise and head, `margin` is the worst margin of the logits and
     `normalised_margin` that over the norm of (S, T, c); `hard`, `critical_mu` and the traces are those of the shared
-    fit that served as prior. `notes` are sentences of `fitting.notes`. `families` and `conditioning` hold one entry per
+    fit made first. `notes` are sentences of `fitting.notes`. `families` and `conditioning` hold one entry per
     family that was tried or fitted.
     """
 
