@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from quad4fhe import MLP, InputError, QuadraticModel
+from quad4fhe import MLP, InputError, QuadraticModel, fit
 from quad4fhe._progress import silent
 from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.fitting.families.distil import Divergence, distil
@@ -284,3 +284,40 @@ def test_one_fold_is_judged_on_all_rows_that_it_does_not_learn_from(monkeypatch:
         learned = selection._part.fold_weights()[0] > 0
         assert not learned[selection._part.fold == 0].any()
         assert learned[selection._part.fold > 0].all()
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e9])
+def test_features_of_any_scale_are_fitted_alike(scale: float) -> None:
+    mlp, X = small(), rng.standard_normal((300, 4))
+    other = MLP(mlp.W1, scale * mlp.b1, mlp.W2 / scale, mlp.b2)
+    kept = [fit(each, rows, family="unitwise").agreement(rows) for each, rows in ((mlp, X), (other, scale * X))]
+    assert kept[0] == pytest.approx(kept[1], abs=0.01)
+
+
+@pytest.mark.parametrize("degree", [2, 8])
+def test_made_rows_between_outliers_do_not_explode(degree: int) -> None:
+    mlp, X = small(units=3), rng.standard_normal((2_000, 4))
+    X[:10] *= 1e4
+    basis = Basis.of(mlp, X, degree)
+    pool = Pool.of(mlp, X, stratified_folds(mlp.decide(X), 0), basis, 10**9, 0)
+    sizes = np.abs(basis.features(mlp.hidden(pool.features.X))).reshape(-1, degree, 3).max(axis=2)
+    assert (sizes[2_000:].max(axis=0) <= 2.0 * sizes[:2_000].max(axis=0)).all()
+    assert np.isfinite(pool.moments).all()
+
+
+def test_a_basis_takes_little_memory_beside_its_rows() -> None:
+    mlp, X = small(units=256, features=32), rng.standard_normal((20_000, 32)).astype(np.float32)
+    tracemalloc.start()
+    Basis.of(mlp, X, 8)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * X.shape[0] * mlp.units  # one copy of all pre-activations
+
+
+def test_numbers_too_large_to_add_are_refused_by_the_name_of_their_set() -> None:
+    mlp, X = small(), rng.standard_normal((60, 4))
+    first = mlp.W1.copy()
+    first[:, 0] = 0.0
+    X[:, 0] = np.where(rng.uniform(size=60) < 0.5, -1.7e308, 1.7e308)
+    with pytest.raises(InputError, match="X_cal has numbers too large to add"):
+        fit(MLP(first, mlp.b1, mlp.W2, mlp.b2), X, family="unitwise")

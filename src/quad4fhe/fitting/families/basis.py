@@ -117,7 +117,7 @@ def _recurrence(
         for start in range(0, len(rows), _ROWS):
             chunk = np.asarray(X[rows[start : start + _ROWS]], dtype=np.float64)
             y[start : start + _ROWS] = chunk @ W1.T + b1
-            size += np.abs(chunk).sum(axis=0) / len(rows)
+            size += np.abs(chunk / len(rows)).sum(axis=0)
         mean = _mean(y, pooled)
         y -= mean
         spread = np.sqrt(_mean(np.square(y), pooled))

@@ -220,13 +220,14 @@ def _blend(mlp: MLP, basis: Basis, X: Array, fold: IntArray, seed: int, made: Ar
         rows = np.flatnonzero(fold == k)
         own, partner = X[rows], X[rng.permutation(rows)]
         share = rng.uniform(size=(rows.size, 1))
-        angle, mean = 0.5 * np.pi * share, own.mean(axis=0)
-        line = own + share * (partner - own)
-        step = mean + np.cos(angle) * (own - mean) + np.sin(angle) * (partner - mean) - line
-        y, move, seen = line @ mlp.W1.T, step @ mlp.W1.T, own @ mlp.W1.T
-        room = np.where(move > 0, seen.max(axis=0) - y, y - seen.min(axis=0))
-        far = np.divide(room, np.abs(move), where=move != 0, out=np.ones_like(move)).min(axis=1, keepdims=True)
-        made[rows] = line + np.clip(far, 0.0, 1.0) * step
+        with np.errstate(over="ignore", invalid="ignore"):  # reported below, with a name
+            angle, mean = 0.5 * np.pi * share, own.mean(axis=0)
+            line = own + share * (partner - own)
+            step = mean + np.cos(angle) * (own - mean) + np.sin(angle) * (partner - mean) - line
+            y, move, seen = line @ mlp.W1.T, step @ mlp.W1.T, own @ mlp.W1.T
+            room = np.where(move > 0, seen.max(axis=0) - y, y - seen.min(axis=0))
+            far = np.divide(room, np.abs(move), where=move != 0, out=np.ones_like(move)).min(axis=1, keepdims=True)
+            made[rows] = line + np.clip(far, 0.0, 1.0) * step
         if not np.isfinite(made[rows]).all():
             raise InputError("X_cal has numbers too large to add; scale its features to ordinary size")
         limit = _WILD * _sizes(mlp, basis, own).max(axis=0)
