@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import quad4fhe
-from quad4fhe import MLP, Client, InputError, Plan, Server, compare, plan, score
+from quad4fhe import MLP, Client, InputError, Plan, Server, compare, fit, plan, score
 from quad4fhe.report import report
 from support.cases import PAIRS, PAIRS_X
 
@@ -109,7 +109,7 @@ def test_what_help_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     lines = [line.strip() for line in str(quad4fhe.__doc__).splitlines() if line.startswith("    ")]
     scope: dict[str, Any] = {name: getattr(quad4fhe, name) for name in quad4fhe.__all__}
     exec("\n".join(lines).replace("model.onnx", "model.npz"), scope)
-    assert np.array_equal(scope["decisions"], PAIRS.predict(PAIRS_X))
+    assert np.array_equal(scope["decisions"], fit(PAIRS.mlp, PAIRS_X).predict(PAIRS_X))
 
 
 # --- docstrings -------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from quad4fhe import (
     MLP,
@@ -122,6 +122,7 @@ def test_models_full_of_ties_get_a_right_answer_or_a_clear_refusal(mlp: MLP, see
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
 @given(seeds)
+@example(209)  # the best point so far is zero, which is no direction to search in
 def test_the_scale_of_the_input_gives_no_wrong_claim(classes: int, scale: float, seed: int) -> None:
     mlp, X = random_problem(seed, classes, n=30, scale=scale)
     if np.unique(mlp.decide(X)).size < 2:
@@ -131,6 +132,7 @@ def test_the_scale_of_the_input_gives_no_wrong_claim(classes: int, scale: float,
 
 
 @given(seeds)
+@example(46397564)  # two weights with the same solution but for rounding
 def test_two_logits_are_fitted_as_the_one_score_they_amount_to(seed: int) -> None:
     one, X = random_problem(seed, classes=2)
     two = MLP(one.W1, one.b1, np.vstack([np.zeros(6), one.W2]), np.append(0.0, one.b2))

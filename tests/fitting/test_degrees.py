@@ -27,6 +27,7 @@ from quad4fhe.fitting.degrees.hulls import Apart, Hull, Meet, closest
 from quad4fhe.fitting.degrees.multiclass import PairLift
 from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
 from quad4fhe.fitting.families.basis import Basis
+from quad4fhe.fitting.families.features import Pool
 from quad4fhe.fitting.families.selection import Judged, Selection
 from quad4fhe.fitting.pairwise import PairContradiction, PairSeparation, separate_pairs, soft_pairs
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
@@ -215,9 +216,69 @@ def test_sets_of_some_thousand_rows_are_filled_up(rows: int, made: int) -> None:
     assert (pool.real, pool.features.samples) == (rows, rows + made)
     assert (pool.features.X[:rows] == X).all()
     assert (pool.decided == mlp.decide(pool.features.X)).all()
-    share = min(1.0, 12_500 / rows) if made else 0.0
-    assert pool.weights()[0, rows:].sum() == pytest.approx(share / (1 + share), rel=1e-3)
-    assert (selection._part.blends, selection._part.mass) == (pool.blends, pool.mass)  # judged as it is fitted
+    assert pool.weights(pool.masses)[0, rows:].sum() == pytest.approx(0.5 if made else 0.0, rel=1e-3)
+    assert selection._part.blends == pool.blends  # judged as it is fitted
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_rows_near_a_boundary_weigh_more(outputs: int) -> None:
+    mlp = network(units=8, outputs=outputs)
+    X = np.random.default_rng(5).standard_normal((2000, 5))
+    X[3] *= 1000.0
+    pool = Selection(mlp, X, mlp.decide(X), 2, seed=1, budget=2**28, progress=silent)._pool
+    logits = np.sort(mlp.logits(X), axis=1)
+    margins = np.abs(logits[:, 0]) if outputs == 1 else logits[:, -1] - logits[:, -2]
+    usual = np.median(margins)
+    wanted = np.maximum(np.exp(-margins / usual), 0.01)
+    np.testing.assert_allclose(pool.near[:2000], wanted, rtol=1e-5)
+    assert pool.near[3] == pytest.approx(0.01)  # small, but not forgotten
+    assert pool.weights(pool.near).sum() == pytest.approx(1.0, rel=1e-5)
+    by_fold = pool.fold_weights(pool.near)
+    assert (by_fold[pool.fold[:2000], np.arange(2000)] == 0).all()  # held-out rows teach nothing
+
+
+def test_rows_that_tie_do_not_make_all_others_weigh_the_least() -> None:
+    mlp = MLP(np.eye(2), np.zeros(2), np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), np.zeros(3))
+    X = np.random.default_rng(5).uniform(1.0, 2.0, (60, 2))
+    X[:40, 1] = X[:40, 0] * (1 + 2e-16)  # margins of a rounding error, or none
+    pool = Pool.of(mlp, X, np.arange(60) % 5, Basis.of(mlp, X, 2), 2**24, 1)
+    assert np.median(pool.near[40:60]) > 0.02
+    assert pool.near[:40].min() > 0.99
+
+
+def test_a_model_that_decides_nothing_weighs_all_rows_alike() -> None:
+    mlp = MLP(np.eye(2), np.zeros(2), np.zeros((3, 2)), np.zeros(3))
+    X = np.random.default_rng(5).standard_normal((50, 2))
+    pool = Pool.of(mlp, X, np.arange(50) % 5, Basis.of(mlp, X, 2), 2**24, 1)
+    assert (pool.near == pool.masses).all()
+
+
+def mixed(*, feature: float = 1.0, unit: float = 1.0) -> tuple[MLP, Array]:
+    """The same function of the same rows, with a feature and half of the units on other scales."""
+    draw = np.random.default_rng(0)
+    X = draw.standard_normal((1000, 6))
+    W1, b1 = draw.standard_normal((16, 6)) / 6**0.5, 0.3 * draw.standard_normal(16)
+    W2, b2 = draw.standard_normal((3, 16)), 0.1 * draw.standard_normal(3)
+    size, row = np.array([1, feature, 1, 1, 1, 1]), np.where(np.arange(16) < 8, unit, 1.0)
+    return MLP(W1 / size * row[:, None], b1 * row, W2 / row, b2), X * size
+
+
+@pytest.mark.parametrize("family", ["unitwise", "head"])
+@pytest.mark.parametrize("scales", [{"feature": 1e6}, {"feature": 1e-6}, {"unit": 1e-6}, {"unit": 1e6}])
+def test_rounding_keeps_features_and_units_of_any_scale(scales: dict[str, float], family: str) -> None:
+    usual, other = mixed(), mixed(**scales)
+    kept = [float(fit(mlp, X, family=family, degree=3).agreement(X)) for mlp, X in (usual, other)]
+    assert kept[1] == pytest.approx(kept[0], abs=0.015)
+
+
+def test_a_hard_fit_survives_features_of_mixed_scale() -> None:
+    mlp, X = network(units=12, outputs=1), np.random.default_rng(1).standard_normal((60, 5))
+    size = np.array([1.0, 1e5, 1.0, 1e-3, 1.0])
+    other = MLP(mlp.W1 / size, mlp.b1, mlp.W2, mlp.b2)
+    assert fit(mlp, X, family="shared", degree=4).regime.is_hard
+    found = fit(other, X * size, family="shared", degree=4)
+    assert found.regime.is_hard
+    assert verify(found, other, X * size).statement == "lossless"
 
 
 def test_higher_degrees_keep_more() -> None:
@@ -319,13 +380,16 @@ def test_auto_takes_what_the_forecast_allows(monkeypatch: pytest.MonkeyPatch) ->
     [
         ({"degree": 5}, "degree is 5"),
         ({"degree": True}, "degree is True"),
-        ({"degree": 3, "regime": "soft"}, "choices for degree 2"),
+        ({"degree": 4.0}, "degree is 4.0"),
+        ({"degree": 3, "regime": "soft"}, "^regime='soft' is a choice for degree 2, and degree is 3; leave it out"),
+        ({"degree": 4, "threshold": "free"}, "^threshold='free' is a choice for degree 2"),
+        ({"degree": 4, "cost": 2}, "cost=2 is a choice for degree='auto', and degree is 4"),
         ({"degree": "auto", "cost": 0.5}, "cost is 0.5"),
     ],
 )
 def test_options_that_no_degree_has_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        fit(network(), np.zeros((30, 5)), **options)  # type: ignore[arg-type]
+        fit(network(outputs=1), np.zeros((30, 5)), **options)  # type: ignore[arg-type]
 
 
 def test_a_forged_degree_or_coefficient_is_noticed() -> None:

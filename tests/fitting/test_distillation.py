@@ -190,6 +190,34 @@ def test_distilled_head_is_the_minimum_that_an_independent_solver_finds(outputs:
     assert ours <= best + 1e-5
 
 
+@pytest.mark.parametrize("scattered", [False, True])
+def test_a_problem_learns_from_the_rows_that_have_weight_in_it(scattered: bool) -> None:
+    mlp, X, problems = small(), rng.standard_normal((6_000, 4)), 3
+    rows = np.arange(6_000)
+    left_out = rows % (problems + 1) if scattered else rows // 1_500
+    weight = np.where((np.arange(problems)[:, None] == left_out) | (left_out == problems), 0.0, 1 / 3_000)
+    basis = Basis.of(mlp, X, 2)
+
+    def solve(used: NDArray[Any], weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        features = Standardised(mlp, X[used], 10**9, basis)
+        start = np.zeros((len(weight), 3, basis.width)), np.zeros((len(weight), 3))
+        family = HeadProblem(*start, np.eye(basis.width))
+        family.strengthen(0.1)
+        loss = Divergence(mlp.logits(X[used]).T)
+        weights, constant, _ = distil(
+            features, family, loss, weight.astype(np.float32), start, rounds=200, tolerance=1e-9
+        )
+        return weights, constant
+
+    together = solve(rows, weight)
+    for k in range(problems):
+        used = np.flatnonzero(weight[k])
+        assert used.size == 3_000
+        alone = solve(used, weight[k : k + 1, used])
+        np.testing.assert_allclose(together[0][k], alone[0][0], atol=1e-3)
+        np.testing.assert_allclose(together[1][k], alone[1][0], atol=1e-3)
+
+
 def test_unitwise_model_is_the_network_with_a_quadratic_per_unit_and_correctly_rounded_constants() -> None:
     mlp, X = small(), rng.standard_normal((20, 4))
     alpha, beta, eta = rng.standard_normal((3, 7))
@@ -239,7 +267,7 @@ def test_made_rows_know_nothing_of_other_folds() -> None:
     mine = pools[0].fold == 2
     assert np.array_equal(pools[0].features.X[mine], pools[1].features.X[mine])
     assert not np.array_equal(pools[0].features.X, pools[1].features.X)
-    weight = pools[0].fold_weights()
+    weight = pools[0].fold_weights(pools[0].near)
     assert not weight[2, mine].any()
     np.testing.assert_allclose(weight.sum(axis=1), 1.0, rtol=1e-5)
 
@@ -281,7 +309,7 @@ def test_one_fold_is_judged_on_all_rows_that_it_does_not_learn_from(monkeypatch:
         found = selection.judge("unitwise")
         assert found.folds == 1
         assert found.kept.shape[1] == pytest.approx(judged, abs=3)
-        learned = selection._part.fold_weights()[0] > 0
+        learned = selection._part.fold_weights(selection._part.near)[0] > 0
         assert not learned[selection._part.fold == 0].any()
         assert learned[selection._part.fold > 0].all()
 

@@ -274,7 +274,7 @@ def test_the_commands_say_which_decisions_are_reliable(
     np.savez("model.npz", W1=mlp.W1, b1=mlp.b1, W2=mlp.W2, b2=mlp.b2)
     np.savez("calib.npz", X=PAIRS_X)
     np.savez("held.npz", X=HELD)
-    options = ["--holdout", "held.npz", "--fresh", "--reliable", "0.95"]
+    options = ["--family", "shared", "--holdout", "held.npz", "--fresh", "--reliable", "0.95"]
     assert main(["fit", "model.npz", "calib.npz", *options]) == 0
     assert "margin of" in " ".join(capsys.readouterr().out.split())
     assert main(["predict", "fit.safetensors", "calib.npz", "-o", "out.csv"]) == 0

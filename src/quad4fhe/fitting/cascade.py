@@ -112,7 +112,7 @@ def fit(
         another line keeps more decisions. "hard", "rch" or "soft" asks for one of them, in family "shared".
     target_agreement
         A share in (0, 1]. Raises TargetNotReachedError if the calibration agreement stays below it; family="auto" takes
-        the smallest family that reaches it.
+        the smallest family that reaches it. With degree="auto", the cross-validated agreement must reach it as well.
     threshold
         "free" lets the threshold between two classes differ from zero; it is then moved into c. The constant of
         unitwise and head is free anyway.
@@ -208,6 +208,7 @@ def fit(
                 found = chosen(ladder, target_agreement, cost, quadratic)
             else:
                 found = fixed(ladder, degree, quadratic)
+            run.notes[:] = [note for note in run.notes if note not in (notes.LOSSLESS, notes.TARGET_REACHED)]
         if run.lift.ties:
             run.notes.append(notes.TIES.format(run.lift.ties))
         guarantee = None
@@ -227,7 +228,8 @@ def fit(
             guarantee = _compressed(run, found, rows, confidence)
         fitted = assemble(run, found, test, guarantee)
     if target_agreement is not None and found.agreement < target_agreement:
-        auto = "lower the target, or use more representative calibration data"
+        auto = "lower the target, " + ("raise the degree, " if degree in DEGREES[:-1] else "")
+        auto += "or use more representative calibration data"
         raise TargetNotReachedError(
             f"the best agreement found is {100 * found.agreement:.3f}%, below the target of "
             f"{100 * target_agreement:.3f}%; " + (auto if family == AUTO else "try family='auto'")
@@ -308,14 +310,15 @@ def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: A
 
 
 def _check_degree(degree: Any, cost: Any, regime: str, threshold: str) -> None:
-    if isinstance(degree, bool) or degree not in (*DEGREES, "auto"):
+    if isinstance(degree, bool | float) or degree not in (*DEGREES, "auto"):
         raise InputError(f"degree is {degree!r}, wanted one of {', '.join(map(str, DEGREES))} or 'auto'")
     if not (isinstance(cost, float | int) and cost >= 1):
         raise InputError(f"cost is {cost!r}, wanted a number of 1 or more: server time over that of degree 2")
-    if degree == 2:
-        return
-    if regime != "auto" or threshold != "zero":
-        raise InputError(f"regime={regime!r} and threshold={threshold!r} are choices for degree 2; leave them out")
+    if degree != "auto" and cost != 1:
+        raise InputError(f"cost={cost:g} is a choice for degree='auto', and degree is {degree}; leave it out")
+    for name, value, usual in (("regime", regime, "auto"), ("threshold", threshold, "zero")):
+        if degree != 2 and value != usual:
+            raise InputError(f"{name}={value!r} is a choice for degree 2, and degree is {degree!r}; leave it out")
 
 
 def _store_bytes(memory: int | None, workers: int, mlp: MLP, n: int, held: int) -> int | None:

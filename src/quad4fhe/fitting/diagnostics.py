@@ -36,17 +36,24 @@ class SoftStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def best_step(trace: Sequence[SoftStep]) -> SoftStep:
-    """Largest agreement, then smaller sum of slacks, larger worst margin, smaller norm."""
-    return min(trace, key=lambda step: (-step.agreement, step.slack_sum, -step.margin, step.norm))
+    """Largest agreement, then smaller sum of slacks, larger worst margin, smaller norm, earlier step.
+
+    Different weights often have the same solution but for rounding, which must not choose between them.
+    """
+    return min(trace, key=lambda step: (-step.agreement, *map(_digits, (step.slack_sum, -step.margin, step.norm))))
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.8e}")
 
 
 class FamilyStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One setting tried in cross-validation.
 
     `sharpness` multiplies the ReLU logits before their softmax, `strength` is the number of rows the prior is worth,
-    `agreement` is that of held-out calibration rows. Settings are compared by `score` (the same; for few rows half and
-    half with made rows); `spread` is its standard error. `finish`, a finish on the decision hinge, is true only in
-    files of earlier versions.
+    `agreement` is that of held-out calibration rows. Settings are compared by `score` (the mean of that and of the
+    agreement on made rows, where there are any); `spread` is its standard error. `finish`, a finish on the decision
+    hinge, is true only in files of earlier versions.
     """
 
     family: FamilyName

@@ -72,9 +72,9 @@ def _search(
     limit = _REACH * float(np.linalg.norm(start * scales))
     point, previous, stale = start, start, 0
     for line in range(lines):
-        if line % 4 == 0:
+        if line % 4 == 0 and _leads(point * scales):
             direction = point  # scales all three: only the fixed biases tell such points apart
-        elif line % 4 == 1 and np.any(point != previous):
+        elif line % 4 == 1 and _leads((point - previous) * scales):
             direction, previous = point - previous, point
         else:
             direction = rng.standard_normal(3) / scales
@@ -92,6 +92,11 @@ def _search(
         if report is not None and line % 16 == 15:
             report(f"polish: agreement {100 * count / lift.samples:.2f}% after {line + 1} line searches")
     return Polished(point, count)
+
+
+def _leads(direction: Array) -> bool:
+    """Whether a direction is long enough to search in."""
+    return float(direction @ direction) > 0
 
 
 def _reach(point: Array, direction: Array, limit: float) -> tuple[float, float]:

@@ -111,9 +111,9 @@ def at_degree(text: str, degree: int) -> str:
     """A sentence about quadratics, said of polynomials of another degree."""
     if degree == 2:
         return text
-    return text.replace("quadratics", f"polynomials of degree {degree}").replace(
-        "quadratic", f"polynomial of degree {degree}"
-    )
+    for quadratic, polynomial in (("quadratic head", "polynomial head"), ("quadratics", "polynomials")):
+        text = text.replace(quadratic, f"{polynomial} of degree {degree}")
+    return text.replace("quadratic", f"polynomial of degree {degree}")
 
 
 def _calibration(fit: Fit) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
 from quad4fhe.fitting.degrees import DEGREES, binary, multiclass
 from quad4fhe.fitting.degrees.copies import SHARES, Copies
-from quad4fhe.fitting.degrees.rounding import GRID, Bits, Units, rounded_units
+from quad4fhe.fitting.degrees.rounding import FINER, GRID, Bits, Units, rounded_units
 from quad4fhe.fitting.families import AUTO, FAMILIES, SHARED
 from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.fitting.families.features import FOLDS
@@ -32,6 +32,7 @@ from quad4fhe.proof.reliable import margins_of
 from quad4fhe.regime import Regime
 
 _FEWEST = 2 * FOLDS  # rows
+_CHUNK = 8_192
 _LOST = 0.25  # of a standard error: what rounding the coefficients may cost
 _LEFT_OUT = 1.0  # of a standard error: what leaving out the smallest polynomials of a head may cost
 
@@ -152,11 +153,15 @@ class Ladder:
         return self.rounded(basis, own, np.ldexp(constant, -self.power), lossless=lossless)
 
     def rounded(self, basis: Basis, own: Array, constant: Array, *, lossless: bool = False) -> PolynomialModel:
-        """The model of fewest bits that keeps the decisions of the finest but for a fraction of a standard error."""
+        """The model of fewest bits that keeps the fit's decisions but for a fraction of a standard error."""
         pooled = bool((basis.mean == basis.mean[0]).all() and (own == own[:, :1]).all())
         low, high = (self.low, self.high) if not pooled else (self.low.min(), self.high.max())
         units = Units.of(np.broadcast_to(low, self.low.shape), np.broadcast_to(high, self.low.shape))
-        return self._fewest_bits(partial(rounded_units, self.mlp, units, basis, own, constant), lossless=lossless)
+        make = partial(rounded_units, self.mlp, units, basis, own, constant)
+        if lossless:
+            return self._fewest_bits(make, self.part.target.size, 0.0)
+        weights = np.concatenate([self.mlp.W2 * each for each in own], axis=1)
+        return self._fewest_bits(make, self._kept_unrounded(basis, weights, constant))
 
     def _free(self, basis: Basis, weights: Array, constant: Array) -> PolynomialModel:
         """A free head of the fewest polynomials within a standard error of all of them, then of the fewest bits."""
@@ -165,21 +170,40 @@ class Ladder:
         makers = [self._maker(copies.first(max(1, count)), basis, constant) for count in counts]
         kept = self._kept(makers[-1](GRID[-1]))
         taken = next(make for make in makers if self._kept(make(GRID[-1])) >= kept - self._allowed(kept, _LEFT_OUT))
-        return self._fewest_bits(taken)
+        return self._fewest_bits(taken, self._kept_unrounded(basis, weights, constant), _LEFT_OUT + _LOST)
 
     def _maker(self, part: Copies, basis: Basis, constant: Array) -> Callable[[Bits], PolynomialModel]:
         units = Units.of(self.low[part.of], self.high[part.of])
         return partial(rounded_units, part.network(self.mlp), units, part.basis(basis), part.own, constant)
 
-    def _fewest_bits(self, make: Callable[[Bits], PolynomialModel], *, lossless: bool = False) -> PolynomialModel:
-        finest = make(GRID[-1])
-        most = self._kept(finest)
-        allowed = 0.0 if lossless else self._allowed(most)
-        for bits in GRID[:-1]:
+    def _fewest_bits(
+        self, make: Callable[[Bits], PolynomialModel], wanted: int, share: float = _LOST
+    ) -> PolynomialModel:
+        """The model of fewest bits that keeps `wanted` decisions but for this share of a standard error.
+
+        Where no number of bits does, the one that keeps most.
+        """
+        most = self._kept(make(GRID[-1]))
+        enough = most >= wanted - self._allowed(wanted, share)
+        if enough:  # compare with the finest of the usual ones: it may keep some more, or fewer, by chance
+            wanted, share = most, min(share, _LOST)
+        tried: list[tuple[int, PolynomialModel]] = []
+        for bits in GRID if enough else (GRID[-1], *FINER):
             model = make(bits)
-            if self._kept(model) >= most - allowed:
+            tried.append((self._kept(model), model))
+            if tried[-1][0] >= wanted - self._allowed(wanted, share):
                 return self._unscaled(model)
-        return self._unscaled(finest)
+        return self._unscaled(max(tried, key=lambda each: each[0])[1])
+
+    def _kept_unrounded(self, basis: Basis, weights: Array, constant: Array) -> int:
+        """How many decisions polynomials of these weights (K, p m) and constants (K,) keep before they are rounded."""
+        kept, m = 0, self.mlp.units
+        for start in range(0, len(self.part.X), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            y = np.asarray(self.part.X[rows], dtype=np.float64) @ self.mlp.W1.T + self.mlp.b1
+            terms = (phi @ weights[:, k * m : (k + 1) * m].T for k, phi in enumerate(basis.polynomials(y)))
+            kept += int(np.count_nonzero(decide(sum(terms, constant)) == self.part.target[rows]))
+        return kept
 
     def _allowed(self, kept: int, share: float = _LOST) -> float:
         return share * float(np.sqrt(kept * (1 - kept / self.part.target.size)))
@@ -230,18 +254,23 @@ def chosen(ladder: Ladder, target: float | None, cost: float, quadratic: Callabl
 
 
 def _reaching(ladder: Ladder, target: float, quadratic: Callable[[], Candidate]) -> Candidate:
+    reached: int | None = None
+    found: Candidate | None = None
     for degree in DEGREES:  # each costs more than the one below
         estimate = float(ladder.judge(degree).judged.kept[0].mean())
         if estimate >= target:
-            found = quadratic() if degree == 2 else ladder.fit(degree)
+            reached, found = degree, quadratic() if degree == 2 else ladder.fit(degree)
             if found.agreement >= target:
                 _note_next(ladder, next((each for each in DEGREES if each > degree), None))
                 return found
-    best = max(DEGREES, key=lambda degree: ladder.judge(degree).score)
+    # The highest degree whose estimate reaches the target, or the best estimate.
+    best = max(DEGREES, key=lambda degree: ladder.judge(degree).score) if reached is None else reached
     kept = 100 * float(ladder.judge(best).judged.kept[0].mean())
+    fitted = f", but {100 * found.agreement:.3f}% of the calibration decisions" if found is not None else ""
     raise TargetNotReachedError(
-        f"no degree reaches the target of {100 * target:.3f}% by cross-validation: the best is degree {best} with "
-        f"{kept:.3f}%; lower the target, or use more representative calibration data"
+        f"no degree reaches the target of {100 * target:.3f}% by cross-validation and on the calibration set: the best "
+        f"is degree {best}, which keeps {kept:.3f}% by cross-validation{fitted}; lower the target, or use more "
+        "representative calibration data"
     )
 
 

@@ -35,6 +35,10 @@ class Bits:
 
 GRID = (Bits(10, 7, 10), Bits(11, 8, 11), Bits(12, 9, 12), Bits(13, 10, 13), Bits(15, 12, 15), Bits(18, 15, 18))
 """What is tried, fewest bits first."""
+FINER = (Bits(24, 18, 18), Bits(32, 20, 18), Bits(40, 22, 18), Bits(50, 24, 18))
+"""What is tried next where features, or units of one shared polynomial, differ in size by many powers of two."""
+_ALIKE = 6  # powers of two: units whose polynomials differ less in size share one scale
+_BIAS = 16  # bits of a bias behind the point: u is within [-1, 1] on the calibration rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +63,7 @@ class Units:
         """W1 and b1 of u, rounded: the largest weight to `bits` bits, biases finer."""
         W = mlp.W1 / self.radius[:, None]
         step = _step(float(np.abs(W).max()), bits)
-        return _rounded(W, step), _rounded((mlp.b1 - self.middle) / self.radius, step * 2.0**-12)
+        return _rounded(W, step), _rounded((mlp.b1 - self.middle) / self.radius, min(step * 2.0**-12, 2.0**-_BIAS))
 
 
 class Rounded(Protocol):
@@ -76,10 +80,12 @@ def rounded_units(mlp: MLP, units: Units, basis: Basis, own: Array, constant: Ar
     """
     C = basis.powers(units.middle, units.radius)
     p = basis.degree
+    scale = _scales(own)
+    own, W2 = own / scale, mlp.W2 * scale
     diagonal = np.array([C[k, k + 1] for k in range(p)])
     spread = np.where(np.isfinite(basis.spread), basis.spread, 0.0)
     used = (diagonal[-1] > 0) & (spread > 0)
-    size = (diagonal[-1] * spread)[used]
+    size = (diagonal[-1] * spread / scale)[used]
     step = 2.0 ** np.floor(np.log2(np.quantile(size, 0.1)) - bits.unit) if used.any() else 1.0
     a, rest = np.zeros((p, mlp.units)), np.einsum("kj,kij->ij", own, C)
     for k in range(p, 0, -1):
@@ -87,9 +93,22 @@ def rounded_units(mlp: MLP, units: Units, basis: Basis, own: Array, constant: Ar
         a[k - 1] = _rounded(rest[k], max(step * 2.0 ** (-_LOWER * (p - k)), finest))
         change = np.divide(a[k - 1] - rest[k], diagonal[k - 1], where=diagonal[k - 1] != 0, out=np.zeros(mlp.units))
         rest = rest + change * C[k - 1]
-    V = _rounded(mlp.W2, _step(float(np.abs(mlp.W2).max()), bits.head))
+    V = _rounded(W2, _step(float(np.abs(W2).max()), bits.head))
     W1, b1 = units.first_layer(mlp, bits.first)
-    return PolynomialModel.by_unit(W1, b1, V, a, constant + mlp.W2 @ rest[0])
+    return PolynomialModel.by_unit(W1, b1, V, a, constant + W2 @ rest[0])
+
+
+def _scales(own: Array) -> Array:
+    """Powers of two (m,) that move from coefficients (p, m) to head weights, 1 for units of ordinary size.
+
+    Without them, one step for all head weights would remove units with large pre-activations and small head weights.
+    """
+    sizes = np.abs(own).max(axis=0)
+    used = sizes > 0
+    powers = np.zeros(sizes.size)
+    if used.any():
+        powers[used] = np.rint(np.log2(sizes[used] / np.median(sizes[used])))
+    return np.asarray(np.exp2(np.where(np.abs(powers) > _ALIKE, powers, 0.0)))
 
 
 def _step(largest: float, bits: int) -> float:

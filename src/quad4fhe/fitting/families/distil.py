@@ -6,12 +6,16 @@ times faster than the usual layout.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
-from quad4fhe._arrays import Array
+from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.fitting.families.base import Parametrisation
 from quad4fhe.fitting.families.features import Single, Standardised
 from quad4fhe.fitting.families.lbfgs import minimise
+
+_MOST_RUNS = 16
 
 
 class Divergence:
@@ -76,24 +80,39 @@ def distil(
 
     Returns weights (problems, K, p m), constants (problems, K) and the number of rounds.
     """
+    runs = [_runs(weight[:, rows] > 0) for rows in features.steps()]
 
     def function(x: Array) -> tuple[Array, Array]:
         weights, constant = family.expand(x)
-        problems, outputs, size = weights.shape
-        flat = weights.reshape(-1, size).astype(np.float32)
-        shift = constant.reshape(-1, 1).astype(np.float32)
-        value, slope = np.zeros(problems), np.zeros((problems * outputs, size))
-        drift = np.zeros((problems, outputs))
-        for rows, chunk in features.chunks():
-            logits = flat @ chunk.T
-            logits += shift
-            part, gradient = loss(logits.reshape(problems, outputs, -1), rows, weight[:, rows])
-            value += part
-            slope += gradient.reshape(problems * outputs, -1) @ chunk
-            drift += gradient.sum(axis=2, dtype=np.float64)
+        single, shift = weights.astype(np.float32), constant.astype(np.float32)[..., None]
+        value, slope, drift = np.zeros(len(x)), np.zeros(weights.shape), np.zeros(constant.shape)
+        for (rows, chunk), parts in zip(features.chunks(), runs, strict=True):
+            for start, stop, using in parts:
+                run, here = slice(rows.start + start, rows.start + stop), chunk[start:stop]
+                flat = single[using].reshape(-1, single.shape[2])
+                logits = (flat @ here.T).reshape(len(using), -1, stop - start)
+                logits += shift[using]
+                part, gradient = loss(logits, run, weight[using, run])
+                value[using] += part
+                slope[using] += (gradient.reshape(len(flat), -1) @ here).reshape(len(using), *slope.shape[1:])
+                drift[using] += gradient.sum(axis=2, dtype=np.float64)
         ridge, pull = family.penalty(x)
-        return value + ridge, family.gather(slope.reshape(weights.shape), drift) + pull
+        return value + ridge, family.gather(slope, drift) + pull
 
     x, _, used = minimise(function, family.solve(*start), rounds, tolerance)
     weights, constant = family.expand(x)
     return weights, constant, used
+
+
+def _runs(used: BoolArray) -> list[tuple[int, int, IntArray]]:
+    """Ranges of rows (start, stop) with the problems that give them weight, of `used` (problems, rows).
+
+    Where rows of one fold are neighbours, rows without weight cost nothing. Many short ranges would cost more than they
+    save, so then all rows are one.
+    """
+    problems, rows = used.shape
+    ends = [0, *(np.flatnonzero((used[:, 1:] != used[:, :-1]).any(axis=0)) + 1), rows]
+    if len(ends) > _MOST_RUNS:
+        return [(0, rows, np.arange(problems))]
+    found = [(start, stop, np.flatnonzero(used[:, start])) for start, stop in pairwise(ends)]
+    return [run for run in found if run[2].size]

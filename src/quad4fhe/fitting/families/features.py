@@ -19,6 +19,7 @@ from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.errors import InputError
 from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.mlp import MLP, decide
+from quad4fhe.proof.reliable import margins_of
 
 Single = NDArray[np.float32]
 ROWS = 4096  # rows of one step: its logits for a few stacked problems stay in the cache
@@ -83,7 +84,7 @@ class Standardised:
 FOLDS = 5
 # Real and made rows together, and made rows per real row: the fewer real rows, the more they need.
 _FILLS = ((4_000, 6), (40_000, 3), (100_000, 1))
-_MADE = 12_500  # made rows weigh as much as the real ones, but all together not more than so many of these
+_LEAST = 0.01  # what a row far from every boundary still weighs: a polynomial must not run away from it
 
 _WILD = 2.0  # times the largest polynomial of its degree on real rows: a fit should not learn from rows beyond it
 
@@ -92,8 +93,8 @@ _WILD = 2.0  # times the largest polynomial of its degree on real rows: a fit sh
 class Pool:
     """n real rows and their made rows after them: features, ReLU logits (K, rows), decisions and folds (rows,).
 
-    All made rows together weigh `mass` times as much as the real ones. Cross-validation holds out the first `folds` of
-    FOLDS folds in turn, and judges the rows in them.
+    All made rows together weigh about as much as the real ones, and rows near a boundary more than others.
+    Cross-validation holds out the first `folds` of FOLDS folds in turn, and judges the rows in them.
     """
 
     real: int
@@ -101,7 +102,6 @@ class Pool:
     logits: Array
     decided: IntArray
     fold: IntArray
-    mass: float
     folds: int = FOLDS
 
     @classmethod
@@ -130,7 +130,7 @@ class Pool:
             X, fold = filled, np.tile(fold, blends + 1)
         features = Standardised(mlp, X, budget, basis)
         logits = mlp.logits(X)
-        return cls(n, features, np.ascontiguousarray(logits.T), decide(logits), fold, min(1.0, _MADE / whole))
+        return cls(n, features, np.ascontiguousarray(logits.T), decide(logits), fold)
 
     @property
     def counted(self) -> float:
@@ -149,20 +149,34 @@ class Pool:
         return self.features.moments()
 
     @cached_property
-    def _masses(self) -> Single:
-        """What each row weighs: real ones 1, made ones all together `mass` times as much as the real ones."""
+    def masses(self) -> Single:
+        """What each row weighs by itself: real ones 1, made ones so that all of them together weigh the same."""
         masses = np.ones(self.features.samples, dtype=np.float32)
-        masses[self.real :] = self.mass / max(1, self.blends)
+        masses[self.real :] = 1.0 / max(1, self.blends)
         return masses
 
-    def fold_weights(self) -> Single:
-        """For each judged fold the weights of all other rows, (folds, rows), each summing to one."""
-        weight = np.where(self.fold[None, :] == np.arange(self.folds)[:, None], np.float32(0), self._masses)
-        return np.asarray(weight / weight.sum(axis=1, keepdims=True), dtype=np.float32)
+    @cached_property
+    def near(self) -> Single:
+        """The masses, less for larger margins: 1/e of it at the median margin, _LEAST of it far from every boundary.
 
-    def weights(self) -> Single:
-        """The weights of all rows, (1, rows)."""
-        return np.asarray(self._masses / self._masses.sum(), dtype=np.float32)[None, :]
+        Decisions change only near boundaries. And a model decides the rows it was trained on, which calibration sets
+        are often made of, with larger margins than new ones: without this, a fit cares too much about far rows.
+        """
+        margins = margins_of(self.logits.T)
+        usual, mean = float(np.median(margins[: self.real])), float(margins.mean())
+        if usual <= 1e-9 * mean:  # most rows tie
+            usual = mean
+        share = np.maximum(np.exp(-margins / usual), _LEAST) if usual > 0 else 1.0
+        return np.asarray(self.masses * share, dtype=np.float32)
+
+    def weights(self, of_rows: Single) -> Single:
+        """The weights of all rows, (1, rows), proportional to `of_rows`."""
+        return np.asarray(of_rows / of_rows.sum(), dtype=np.float32)[None, :]
+
+    def fold_weights(self, of_rows: Single) -> Single:
+        """For each judged fold the weights of all other rows, (folds, rows), each summing to one."""
+        weight = np.where(self.fold[None, :] == np.arange(self.folds)[:, None], np.float32(0), of_rows)
+        return np.asarray(weight / weight.sum(axis=1, keepdims=True), dtype=np.float32)
 
     def held_out(self, weights: Array, constant: Array) -> BoolArray:
         """Whether the problem that has not seen a row keeps its decision, (1 + blends, judged), the real rows first."""

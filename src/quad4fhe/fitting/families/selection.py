@@ -38,7 +38,7 @@ STRENGTHS = (100.0, 10.0, 1.0, 0.1)
 """How many rows the prior is worth, per unit of squared distance; tried from strong to weak."""
 
 CV_ROWS = 10_000  # a strength is counted in rows, so one chosen on this many serves all of them
-_FEW_ROWS = 2_000  # so few judged rows can't tell two good settings apart: made rows help, though they are not real
+_CLOSE = 0.5  # of a standard error: settings of one family that differ by less are equally good
 _ROUNDS, _TOLERANCE = 60, 1e-4
 _FEW_ROUNDS = 30  # where rows are filled up, stopping early costs no agreement
 _BASIS_ROWS = 20_000
@@ -74,11 +74,13 @@ class Judged:
 
     @property
     def score(self) -> Array:
-        """Whether each real row is kept, (n,); for few rows the mean of that and the share kept of its made rows."""
-        share: Array = self.kept[:1].mean(axis=0)
-        if self.kept.shape[0] > 1 and share.size <= _FEW_ROWS:
-            share = 0.5 * (share + self.kept[1:].mean(axis=0))
-        return share
+        """Whether each real row is kept, (n,), or the mean of that and the share kept of its made rows.
+
+        Calibration rows are often those the model was trained on, and it decides these with larger margins than new
+        ones. Made rows are new to it: they see the overfitting that real rows hide.
+        """
+        real: Array = self.kept[:1].mean(axis=0)
+        return real if self.kept.shape[0] == 1 else 0.5 * (real + self.kept[1:].mean(axis=0))
 
     @property
     def mean(self) -> float:
@@ -155,9 +157,9 @@ class Selection:
         self.basis = Basis.of(mlp, X, degree, rows=_basis_rows(mlp, X, decided, seed, pooled), pooled=pooled)
         self._pool = Pool.of(mlp, X, stratified_folds(decided, seed), self.basis, budget, seed)
         self._part = self._some(X, decided, seed)
-        weights = self._part.fold_weights()
+        weights = self._part.fold_weights(self._part.masses)
         self._fold_priors = [self._least_squares(self._part.features, weight) for weight in weights]
-        self.prior = self._least_squares(self._pool.features, self._pool.weights()[0])
+        self.prior = self._least_squares(self._pool.features, self._pool.weights(self._pool.masses)[0])
         self.trace: list[FamilyStep] = []
         self.judged: dict[str, Judged] = {}
 
@@ -172,9 +174,9 @@ class Selection:
         return self.judged[SHARED]
 
     def judge(self, family: str) -> Judged:
-        """Choose sharpness and strength of a family: the strongest prior within one error of the best.
+        """Choose sharpness and strength of a family: the strongest prior within half an error of the best.
 
-        The prior itself is taken where no step from it is better by more than one error.
+        The prior itself is taken where no step from it is better by more than that.
         """
         steps: list[Judged] = []
         for sharpness in SHARPNESS:
@@ -184,11 +186,11 @@ class Selection:
             if worse:
                 break  # what sharper targets gain grows and falls with the sharpness
         best = _best(steps)
-        near = [step for step in steps if _ties(step, best)]
+        near = [step for step in steps if _ties(step, best, _CLOSE)]
         chosen = max(near, key=lambda step: (_setting(step).strength, step.mean))
         kept = self._part.held_out(*self._stack(self._fold_priors))
         prior = Judged(family, None, kept, self._part.folds, self.degree)
-        self.judged[family] = prior if _ties(prior, chosen) else chosen
+        self.judged[family] = prior if _ties(prior, chosen, _CLOSE) else chosen
         return self.judged[family]
 
     def choose(self) -> str:
@@ -224,12 +226,12 @@ class Selection:
         self._progress(f"{family} of degree {self.degree} on all rows", 0, 0)
         steps = STRENGTHS[: STRENGTHS.index(setting.strength) + 1]
         # The same steps as in the folds: these were judged, not the minimum that they approach.
-        pool = self._pool
-        *_, (_, point) = self._path_from(family, [self.prior], pool, pool.weights(), setting.sharpness, steps)
+        pool, weight = self._pool, self._pool.weights(self._pool.near)
+        *_, (_, point) = self._path_from(family, [self.prior], pool, weight, setting.sharpness, steps)
         return point[0][0] / setting.sharpness, point[1][0] / setting.sharpness
 
     def _path(self, family: str, sharpness: float) -> Sequence[Judged]:
-        pool, weight = self._part, self._part.fold_weights()
+        pool, weight = self._part, self._part.fold_weights(self._part.near)
         path: list[Judged] = []
         for setting, point in self._path_from(family, self._fold_priors, pool, weight, sharpness, STRENGTHS):
             path.append(self._judge_point(family, setting, *point))
@@ -303,17 +305,17 @@ class Selection:
         With one fold, the problem learns from as many rows as one of five folds would, and is judged on up to twelve
         thousand others.
         """
-        size = self._highest * self.mlp.units * self.mlp.outputs
-        wanted = int(min(CV_ROWS, max(_FEWEST_ROWS, _LEAST_WORK / size)))
-        folds = int(min(FOLDS, max(1, _WORK / size // min(wanted, len(X)))))
+        wanted, folds = judged_rows(self._highest * self.mlp.units * self.mlp.outputs, len(X))
         taken = min(len(X), 2 * wanted if folds == 1 else wanted)
         held_out = FOLDS - round((FOLDS - 1) * wanted / taken) if folds == 1 else 1
         if taken == len(X) and held_out <= 1:
             self._rows = np.arange(len(X))
             return replace(self._pool, folds=folds)
-        self._rows = rows = stratified_rows(decided, taken, seed) if taken < len(X) else np.arange(len(X))
+        rows = stratified_rows(decided, taken, seed) if taken < len(X) else np.arange(len(X))
         fold = np.maximum(stratified_folds(decided[rows], seed) - (held_out - 1), 0)
-        part = Pool.of(self.mlp, X[rows], fold, self.basis, self._pool.features.left, seed, len(X))
+        order = np.argsort(fold, kind="stable")  # a pass then skips the fold that a problem does not learn from
+        self._rows = rows = rows[order]
+        part = Pool.of(self.mlp, X[rows], fold[order], self.basis, self._pool.features.left, seed, len(X))
         return replace(part, folds=folds)
 
     def _least_squares(self, features: Standardised, weight: Single) -> tuple[Array, Array]:
@@ -333,6 +335,12 @@ class Selection:
         own = np.linalg.solve(gram + 1e-9 * size * np.eye(p + 1), right[..., None])[..., 0]
         W2 = self.mlp.W2
         return np.concatenate([W2 * own[:, k] for k in range(1, p + 1)], axis=1), self.mlp.b2 + W2 @ own[:, 0]
+
+
+def judged_rows(size: int, rows: int) -> tuple[int, int]:
+    """How many of the rows are learned from, and on how many folds, with so many weights: degree * units * outputs."""
+    wanted = int(min(CV_ROWS, max(_FEWEST_ROWS, _LEAST_WORK / size)))
+    return wanted, int(min(FOLDS, max(1, _WORK / size // min(wanted, rows))))
 
 
 def _basis_rows(mlp: MLP, X: NDArray[Any], decided: IntArray, seed: int, pooled: bool) -> IntArray:
@@ -369,9 +377,9 @@ def _setting(judged: Judged) -> Setting:
     return judged.setting
 
 
-def _ties(candidate: Judged, best: Judged) -> bool:
+def _ties(candidate: Judged, best: Judged, errors: float = 1.0) -> bool:
     behind, error = candidate.behind(best)
-    return behind <= error
+    return behind <= errors * error
 
 
 def _no_worse(candidate: Judged, shared: Judged) -> bool:
