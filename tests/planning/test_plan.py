@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from quad4fhe import InputError, QuadraticModel
+from quad4fhe import MLP, InputError, QuadraticModel, fit
 from quad4fhe.layouts.batch.costs import batch_forecast, batch_seconds
 from quad4fhe.layouts.batch.search import batch_chains, prove
 from quad4fhe.layouts.packed.costs import packed_counts
@@ -20,6 +20,7 @@ from quad4fhe.planning.costs import REFERENCE, Shape
 from quad4fhe.planning.describe import describe
 from quad4fhe.planning.fold import fold
 from quad4fhe.planning.integers import quantise
+from quad4fhe.planning.noise import decoding_error
 from quad4fhe.planning.plan import Plan
 from quad4fhe.planning.simulate import SimulatedClient, SimulatedServer, run
 from quad4fhe.planning.target import allowed_changes
@@ -68,6 +69,24 @@ def test_samples_at_hand_make_the_plan_no_dearer(small) -> None:
     blind = plan(small, samples=50, layout="batch")
     seeing = plan(small, samples=50, layout="batch", X=random_samples(600, 8))
     assert seeing.forecast.seconds <= blind.forecast.seconds
+
+
+def test_a_chain_that_decodes_coarsely_is_passed_over(monkeypatch) -> None:
+    draw = np.random.default_rng(7)
+    X = draw.standard_normal((200, 4))
+    mlp = MLP(draw.standard_normal((12, 4)), draw.standard_normal(12), draw.standard_normal((3, 12)), np.zeros(3))
+    fitted = fit(mlp, X, family="unitwise", degree=4)
+    usual = plan(fitted, samples=8, X=X, layout="batch")
+    assert not usual.error.close
+
+    def coarse(made, out, slot):  # SEAL rounds at the highest word of a modulus, if that word is nearly empty
+        return decoding_error(made, out, slot) + 100.0 * (made.bits == usual.chain.bits)
+
+    monkeypatch.setattr("quad4fhe.layouts.batch.decoding.decoding_error", coarse)
+    other = plan(fitted, samples=8, X=X, layout="batch")
+    assert other.chain.bits != usual.chain.bits
+    assert not other.error.close
+    assert other.error.bound < 1
 
 
 def test_fast_is_no_dearer_than_strict_and_expects_less_than_one_in_a_thousand(small) -> None:

@@ -215,11 +215,15 @@ class Verdict:
     anywhere: Callable[[], float]
 
 
-def verdict(question: Question, running: Circuit, noise: Noise, decode: float) -> Verdict:
-    """Compare a circuit that runs with `noise` to the exact model; `decode` is the error of decoding."""
+def verdict(question: Question, running: Circuit, noise: Noise, decode: float, excused: float | None = None) -> Verdict:
+    """Compare a circuit that runs with `noise` to the exact model; `decode` is the error of decoding.
+
+    A plan need not keep decisions closer than the part of it that every chain has, `excused`: all of it by default.
+    """
+    excused = decode if excused is None else excused
     found = _over_box if question.points is None else _at_points
     typical, mean, limit, alone, changes, close = found(question, running, noise, decode)
-    unkept = question.certain & close & (question.margins > question.sides * decode)
+    unkept = question.certain & close & (question.margins > question.sides * excused)
     missed = unseen_changes(question.margins, 1.0) * mean > allowed_unseen(question)
     if question.precision == "strict":
         missed = missed or bool(unkept.any())

@@ -10,7 +10,7 @@ import numpy as np
 from quad4fhe.layouts.batch.noise import BatchNoise
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.fold import Circuit
-from quad4fhe.planning.noise import decoding_error
+from quad4fhe.planning.noise import decoding_error, transform_error
 from quad4fhe.planning.target import Question, Verdict, verdict
 
 _TRUSTED = 16.0  # times the largest logit on the calibration set: the least that clients accept
@@ -28,22 +28,25 @@ def judged_by_slots(
     widest range of slots is taken for which no decision becomes close. See docs/error_bound.md, decoding.
     """
     decode = partial(decoding_error, made, out)
-    judge = partial(verdict, question, running, noise)
+
+    def judge(slot: float) -> Verdict:
+        # What else decoding loses depends on the chain: another one may lose nothing.
+        return verdict(question, running, noise, decode(slot), transform_error(made.ring) * slot)
+
     if running.a is None or question.points is None:
-        return judge(decode(slot_bound)), None
+        return judge(slot_bound), None
     beside = noise.slot()  # imaginary parts, which the client does not see
     least = _TRUSTED * float(np.abs(question.logits).max(initial=_LEAST))
     if least + beside >= slot_bound:
-        return judge(decode(slot_bound)), None
-    lost = decode(least + beside)
-    narrow = judge(lost)
+        return judge(slot_bound), None
+    narrow = judge(least + beside)
     if not narrow.missed:
         small = float(np.quantile(question.margins, _CLOSEST)) if question.margins.size else 0.0
         for reach in (slot_bound, math.sqrt(slot_bound * least)):
-            further = decode(slot_bound if reach == slot_bound else reach + beside)
-            if question.sides * further > small:
+            slot = slot_bound if reach == slot_bound else reach + beside
+            if question.sides * decode(slot) > small:
                 continue
-            wide = judge(further)
+            wide = judge(slot)
             if not wide.missed and len(wide.error.close) <= len(narrow.error.close):
-                return wide, None if reach == slot_bound else reach - further
-    return narrow, least - lost
+                return wide, None if reach == slot_bound else reach - decode(slot)
+    return narrow, least - decode(least + beside)
