@@ -93,11 +93,11 @@ def export_command(
     fitted.export(out, dtype=dtype, labels=labels, folded=folded, batch=batch)
     document: dict[str, Any] = {"file": str(out), "bytes": out.stat().st_size, "dtype": dtype, "folded": folded}
     document |= {"family": fitted.family, "regime": str(fitted.regime), "quadratic_sha256": fitted.model.sha256}
-    contents = exporter.words + (", folded" if folded else "")
+    contents = exporter.contents(fitted.degree) + (", folded" if folded else "")
     contents += f", {count(batch, 'row')}" if batch else ""
     contents += "; and the decision as a second output" if labels else ""
     lines = [("file", str(out)), ("contents", contents), ("numbers", dtype)]
-    lines += [("made from", f"family {fitted.family}"), ("model", fitted.model.sha256)]
+    lines += [("made from", f"family {fitted.family}, degree {fitted.degree}"), ("model", fitted.model.sha256)]
     changed = 0
     if X is not None:
         changed = changed_decisions(fitted.model, out, X, dtype)

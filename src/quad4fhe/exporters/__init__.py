@@ -85,6 +85,8 @@ class Exporter:
         Reads the model of a file that `write` made; raises InputError for any other file.
     graph
         Whether a file is a graph, which can also output the decision and can fix the number of rows.
+    higher
+        What a file of a model above degree 2 holds, if that differs from `words`.
     """
 
     words: str
@@ -92,6 +94,11 @@ class Exporter:
     write: Callable[[PolynomialModel, Origin, Options], bytes]
     read: Callable[[Path], PolynomialModel]
     graph: bool = False
+    higher: str = ""
+
+    def contents(self, degree: int) -> str:
+        """What a file of a model of this degree holds."""
+        return self.words if degree == 2 else self.higher or self.words
 
 
 EXPORTERS: Registry[Exporter] = Registry(

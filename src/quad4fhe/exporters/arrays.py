@@ -33,4 +33,4 @@ def read(file: Path) -> PolynomialModel:
         return model_of({name: read_npz(archive, name) for name in names})
 
 
-EXPORTER = Exporter("arrays W1, b1, S, T, c", (".npz",), to_bytes, read)
+EXPORTER = Exporter("arrays W1, b1, S, T, c", (".npz",), to_bytes, read, higher="arrays W1, b1, V, a, c")

@@ -74,4 +74,10 @@ def _torch() -> Any:
     return torch
 
 
-EXPORTER = Exporter("a torch state dict: hidden, squares, linear", (".pt",), to_bytes, read)
+EXPORTER = Exporter(
+    "a torch state dict: hidden, squares, linear",
+    (".pt",),
+    to_bytes,
+    read,
+    higher="a torch state dict: hidden, coefficients, head",
+)

@@ -15,7 +15,8 @@ from quad4fhe.report.findings import Measured
 from quad4fhe.report.section import Section
 
 _TENTHS = 10
-_LEVELS = [0.01, 0.1, 0.5, 0.9]
+_ORDINALS = {0.01: "1st", 0.1: "10th", 0.5: "50th", 0.9: "90th"}
+_LEVELS = list(_ORDINALS)
 
 
 class Decisions(Section):
@@ -68,7 +69,7 @@ def _margins(seen: Measured) -> Picture:
     lost, count = seen.lost, seen.agreement.mismatches
     before, after = np.quantile(seen.before, _LEVELS), np.quantile(seen.after, _LEVELS)
     rows = [
-        (f"{100 * level:g}th percentile", number(a), number(b))
+        (f"{_ORDINALS[level]} percentile", number(a), number(b))
         for level, a, b in zip(_LEVELS, before.tolist(), after.tolist(), strict=True)
     ]
     rows.append(("smallest", number(float(seen.before.min())), number(float(seen.after.min()))))

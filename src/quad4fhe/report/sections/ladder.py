@@ -148,7 +148,7 @@ class Ladder(Section):
     title = "The family ladder"
     template = """
 <p>What each family of replacement keeps of this model, on the same samples. More free numbers can keep more decisions,
-and under encryption every family costs the same: affine, square, affine.</p>
+and under encryption every family of degree 2 costs the same: affine, square, affine.</p>
 {{ table("What each family keeps", head, rows, 2) }}
 {% for reason, names in reasons.items() %}
 <p>{{ names | join("; ") }}: {{ reason }}.</p>

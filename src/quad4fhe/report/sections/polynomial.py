@@ -162,7 +162,7 @@ class Polynomial(Section):
         shape, family = self.shape, self._family
         drawn = at_degree(family.drawn, self.found.fit.degree)
         caption = f"ReLU (dashed) and {drawn}, over the pre-activations of the calibration set (below). "
-        caption += family.remark
+        caption += at_degree(family.remark, self.found.fit.degree)
         if shape.covered < 1:
             caption += f" The axis holds {percent(shape.covered)} of the pre-activations, which range from "
             caption += f"{shape.lo:.4g} to {shape.hi:.4g}."
