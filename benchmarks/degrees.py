@@ -2,7 +2,8 @@ r"""Agreement by degree beside the cost under encryption, ours and approximation
 
 Fits `unitwise` at several degrees to trained models, and takes least squares, Remez and OLA of the same degree as one
 polynomial for all units, rounded in the same way. Every model is planned (strict) and run on test samples through SEAL;
-the server's time is a ratio to the plan of the degree-2 fit in the same file. Writes JSON after every case:
+the server's time is a ratio to the plan of the degree-2 fit in the same file. Writes JSON after every case. Degrees of
+one model share what they judge by cross-validation, which changes no fit; `fit_seconds` counts it once:
 
     python benchmarks/degrees.py --models sst5 --degrees 2 3 4 8 --picture docs/assets/degrees.svg
 
@@ -22,7 +23,7 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,8 +33,11 @@ from quad4fhe.baselines.least_squares import least_squares
 from quad4fhe.baselines.ola import ola_of
 from quad4fhe.baselines.preactivations import preactivations
 from quad4fhe.baselines.remez import remez
+from quad4fhe.fitting.degrees import fitting as degrees_fitting
 from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
+from quad4fhe.fitting.families import learning
 from quad4fhe.fitting.families.basis import Basis
+from quad4fhe.fitting.families.selection import Judged, Selection, judged_rows
 from quad4fhe.mlp import decide
 from quad4fhe.polynomial import PolynomialModel
 
@@ -127,9 +131,30 @@ def encrypted(model: Any, X: Any, Xt: Any, samples: int) -> dict[str, Any]:
     }
 
 
-def measure(name: str, method: str, degree: int, seed: int, folder: Path, samples: int) -> dict[str, Any]:
+class Kept(Selection):
+    """A selection that judges a family once: the fits of several degrees ask for the degree below, too."""
+
+    made: ClassVar[dict[Any, Kept]] = {}
+
+    def judge(self, family: str) -> Judged:
+        """The judgement, made when first asked for."""
+        return self.judged[family] if family in self.judged else super().judge(family)
+
+
+def selection(mlp: MLP, X: Any, decided: Any, degree: int, **options: Any) -> Kept:
+    """The selection of one degree, made when first asked for; others with the same rows and folds are equal to it."""
+    highest = max(degree, options.get("highest") or 0)
+    key = degree, bool(options.get("pooled")), options["seed"], judged_rows(highest * mlp.units * mlp.outputs, len(X))
+    if key not in Kept.made:
+        Kept.made[key] = Kept(mlp, X, decided, degree, **options)
+    return Kept.made[key]
+
+
+def measure(
+    name: str, subject: tuple[MLP, Any, Any], method: str, degree: int, seed: int, samples: int
+) -> dict[str, Any]:
     """One model, in the clear and encrypted."""
-    mlp, X, Xt = load(name, folder)
+    mlp, X, Xt = subject
     start, extra = time.process_time(), {}
     if method in BASELINES:
         model = approximation(method, degree, mlp, X)
@@ -167,16 +192,19 @@ def main() -> None:
     if options.out.exists():
         document = json.loads(options.out.read_text())
     known = {(r["model"], r["method"], r["degree"], r["seed"]) for r in document["results"]}
+    degrees_fitting.Selection = learning.Selection = selection  # type: ignore[assignment,misc] # see Kept
     for name in options.models:
-        for degree in options.degrees:
-            for method in options.methods:
-                if (name, method, degree, options.seed) not in known:
-                    document["machine"] = describe("seal-python")
-                    case = measure(name, method, degree, options.seed, options.folder, options.samples)
-                    case["commit"] = document["machine"]["commit"]
-                    document["results"].append(case)
-                    options.out.write_text(json.dumps(document, indent=1) + "\n")
-                    print(case, flush=True)
+        cases = [(method, degree) for method in options.methods for degree in options.degrees]
+        wanted = [case for case in cases if (name, *case, options.seed) not in known]
+        Kept.made.clear()
+        for method, degree in wanted:
+            subject = load(name, options.folder)
+            document["machine"] = describe("seal-python")
+            case = measure(name, subject, method, degree, options.seed, options.samples)
+            case["commit"] = document["machine"]["commit"]
+            document["results"].append(case)
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
+            print(case, flush=True)
     table(document["results"])
     trainings(document["results"])
     if options.picture is not None:
