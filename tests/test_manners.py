@@ -281,6 +281,34 @@ def test_what_ends_a_command_from_outside_is_one_line(
     assert err.strip().count("\n") == 0
 
 
+OUT_OF_MEMORY = """
+import resource, seal
+import quad4fhe.cli.app as cli
+
+def command(*_, **__):
+    parameters = seal.EncryptionParameters(seal.scheme_type.ckks)
+    parameters.set_poly_modulus_degree(8192)
+    parameters.set_coeff_modulus(seal.CoeffModulus.Create(8192, [60, 40, 40, 60]))
+    context = seal.SEALContext(parameters, True, seal.sec_level_type.tc128)
+    encryptor = seal.Encryptor(context, seal.KeyGenerator(context).create_public_key())
+    factor, evaluator, held = encryptor.encrypt_zero(), seal.Evaluator(context), []
+    limit = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (limit + 2**24, resource.RLIM_INFINITY))
+    while True:
+        held.append(evaluator.multiply(factor, factor))
+
+cli.app = command
+cli.entry_point()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_DATA")
+def test_a_command_that_runs_out_of_memory_inside_seal_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY, "plan"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("quad4fhe: not enough memory")
+
+
 def test_ctrl_c_at_a_question_is_an_interruption(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

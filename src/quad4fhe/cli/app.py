@@ -40,6 +40,7 @@ _INTERRUPTED = 130  # what shells expect of a command that Ctrl-C ended
 _UNREAD = 141  # ... and of a command whose reader stops early, as in `quad4fhe ... | head`
 _PATH_ERRORS = {getattr(errno, name) for name in ("EACCES", "EPERM", "ENOENT", "EISDIR", "ENOTDIR", "EROFS", "ELOOP")}
 _PATH_ERRORS |= {errno.ENAMETOOLONG, errno.EMFILE}
+_out_of_memory: list[MemoryError] = []  # keeps the objects of its frames alive; see `entry_point`
 _ANSWER_IS_NO = (CertificateError, FitError, TargetNotReachedError)
 _COMMANDS = "quad4fhe.commands"  # the group of entry points in which other packages name their commands
 _REPRODUCE = "quad4fhe-reproduce"
@@ -146,6 +147,7 @@ def _run(words: list[str], json: bool) -> int:
             return _fail("interrupted", _INTERRUPTED, json)
         return _fail("no passphrase was entered; type one, or put it into a file for --passphrase-file", 2, json)
     except MemoryError as error:
+        _out_of_memory.append(error)
         return _fail(f"not enough memory ({one_line(error)}); use fewer samples, or a larger machine", 2, json)
     except SystemExit as error:  # how Typer and Rich exit when a pipe breaks
         if not isinstance(error.__context__, BrokenPipeError):
@@ -209,4 +211,10 @@ def _fail(message: str, code: int, json: bool) -> int:
 def entry_point() -> None:
     """Run the command line and exit; `quad4fhe_start` calls it."""
     start_with_one_thread()
-    sys.exit(main())
+    code = main()
+    if _out_of_memory and "seal" in sys.modules:
+        # An allocation that fails inside SEAL leaves a lock taken, so that freeing its objects may wait forever.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

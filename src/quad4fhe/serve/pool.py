@@ -165,7 +165,10 @@ class ServerPool:
             except BaseException:
                 self._replace(worker)
                 raise
-            self._idle.put_nowait(worker)
+            if result.last:
+                self._replace(worker)
+            else:
+                self._idle.put_nowait(worker)
             if result.error is None:  # rejections are quick, and counting them would make the reserve too small
                 self._learn(task, time.perf_counter() - started)
             return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -68,13 +69,15 @@ class Task(msgspec.Struct, frozen=True):
 class TaskResult(msgspec.Struct, frozen=True):
     """The result of a task; `error` is one line for the client.
 
-    `keyless` if the client's keys were evicted in the meantime, `full` if memory or disk space ran out, `spent` if
-    nothing was prepared for the request. `kept` is what the answer to a seed's request will need.
+    `keyless` if the client's keys were evicted in the meantime, `full` if memory or disk space ran out, `last` if the
+    worker must be replaced, `spent` if nothing was prepared for the request. `kept` is what the answer to a seed's
+    request will need.
     """
 
     error: str | None = None
     keyless: bool = False
     full: bool = False
+    last: bool = False
     spent: bool = False
     kept: bytes | None = None
 
@@ -107,6 +110,7 @@ class Worker:
                 server.warm_up()
         needed = sum(layout_of(plan).memory(plan, KEYS_AT_ONCE) for plan in every)
         limit_memory(setup.memory, needed)
+        self._out_of_memory: MemoryError | None = None
         self._lock, self._idle = threading.Lock(), threading.Event()
         threading.Thread(target=self._work_ahead, daemon=True).start()
 
@@ -117,7 +121,8 @@ class Worker:
             with self._lock:
                 return self._do(task)
         finally:
-            self._idle.set()
+            if self._out_of_memory is None:
+                self._idle.set()
 
     def _work_ahead(self) -> None:
         """Prepare for later requests between tasks, a few milliseconds at a time."""
@@ -125,8 +130,8 @@ class Worker:
             with self._lock:
                 try:
                     more = any(server.work_ahead() for server in self._servers.values())
-                except MemoryError:
-                    more = False
+                except MemoryError:  # see `_do`; the pool notices and starts another worker
+                    os._exit(1)
             if not more:
                 self._idle.clear()
 
@@ -147,9 +152,12 @@ class Worker:
             return TaskResult(error=str(error), spent=True)
         except InputError as error:
             return TaskResult(error=" ".join(str(error).split()))
-        except MemoryError:
-            self._keys.clear()
-            return TaskResult(error="the request needs more memory than a worker of this server has", full=True)
+        except MemoryError as error:
+            # An allocation that fails inside SEAL leaves a lock of its memory pool taken, so that SEAL's next use of
+            # the pool, even to free an object, waits forever. The error keeps the objects of its frames alive.
+            self._out_of_memory = error
+            text = "the request needs more memory than a worker of this server has"
+            return TaskResult(error=text, full=True, last=True)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
