@@ -1,11 +1,11 @@
 """Server CPU a sample by degree, against degree 2 of an earlier commit and the paper's own circuit, in one run.
 
-Otto, width 256, strict plans of layout batch over the calibration range, plain replies. The models above degree 2 are
-each unit's own least-squares polynomial, rounded as a unitwise fit is: their cost is that of a fit, without its time.
-All of them take turns, each with one BLAS thread (more of them spin), and the smallest time of each counts:
+Otto, width 256, strict plans of layout batch over the calibration range, plain replies, fits of `unitwise` and `head`
+to all calibration rows. All of them take turns, each with one BLAS thread (more of them spin), and the smallest time of
+each counts. Fits take a minute or two each and are kept in a folder; measure when nothing else runs:
 
     git worktree add ../old 47a9d6e
-    python benchmarks/degrees_cost.py --old ../old
+    python benchmarks/degrees_cost.py --old ../old --fits ../fits
 
 Writes benchmarks/degrees_cost.json.
 """
@@ -19,25 +19,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from degrees import load
 from machine import describe
-from quad4fhe import MLP, Client, Server, fit, plan
-from quad4fhe._progress import silent
+from quad4fhe import MLP, Client, Fit, Server, fit, plan
 from quad4fhe._threads import one_thread
-from quad4fhe.fitting.degrees.fitting import own_coefficients
-from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
-from quad4fhe.fitting.families.selection import Selection
 from quad4fhe.he.paper import PaperCircuit, quad
 from quad4fhe.mlp import decide
-from quad4fhe.polynomial import PolynomialModel
 
-ROWS = 12_000  # of the calibration set, for models and plans
-DEGREES = (2, 3, 4, 8)
+MODEL = "otto"
+CASES = [("shared", 2), *((family, degree) for family in ("unitwise", "head") for degree in (2, 3, 4, 6, 8))]
 
 # Runs under the earlier commit: its own fit, plan and server, and one evaluation for each line it reads.
 OLD = """
@@ -45,7 +39,7 @@ import sys, time
 import numpy as np
 from quad4fhe import MLP, Client, Server, fit, plan
 with np.load(sys.argv[1]) as z:
-    mlp, X = MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"][: int(sys.argv[2])]
+    mlp, X = MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"]
 fitted = fit(mlp, X, family="shared")
 made = plan(fitted, samples=8192, X=X, layout="batch")
 client, server = Client(made), Server(fitted, made)
@@ -63,16 +57,16 @@ for _ in sys.stdin:
 class Encrypted:
     """A plan and its server with one request, evaluated again and again."""
 
-    def __init__(self, subject: Any, X: Any) -> None:
+    def __init__(self, fitted: Fit, X: Any) -> None:
         """Plan, encrypt, and check one reply against the model in the clear."""
-        made = plan(subject, samples=8192, X=X, layout="batch", widen=0.0)
-        self.chain, self.slots = made.chain, made.per_request
-        client, self.server = Client(made), Server(subject, made)
+        made = plan(fitted, samples=8192, X=X, layout="batch", widen=0.0)
+        self.fitted, self.chain, self.slots = fitted, made.chain, made.per_request
+        client, self.server = Client(made), Server(fitted, made)
         self.server.warm_up()
         part = X[: made.per_request].astype(np.float64)
         self.request = client.encrypt(part)[0]
         found = client.decrypt(self.server.evaluate(self.request))[: len(part)]
-        self.changed = int(np.count_nonzero(decide(found) != subject.model.decide(part)))
+        self.changed = int(np.count_nonzero(decide(found) != fitted.model.decide(part)))
         self.checked = len(part)
         self.bytes = (made.forecast.upload_bytes / 8192, made.forecast.download_bytes / 8192)
 
@@ -89,7 +83,7 @@ class Old:
     def __init__(self, path: Path, model: Path) -> None:
         """Start it and wait for its plan."""
         environment = {**os.environ, "PYTHONPATH": str(path / "src"), "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", OLD, str(model), str(ROWS)]
+        command = [sys.executable, "-c", OLD, str(model)]
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -105,59 +99,55 @@ class Old:
         return float(self.process.stdout.readline()) / self.slots
 
 
-def by_unit(mlp: MLP, X: Any, degree: int) -> Any:
-    """Each unit's own least-squares polynomial, rounded."""
-    selection = Selection(mlp, X, mlp.decide(X), degree, seed=2026, budget=2**31, progress=silent)
-    weights, constant = selection.prior
-    y = X @ mlp.W1.T + mlp.b1
-    units = Units.of(y.min(axis=0), y.max(axis=0))
-    model = rounded_units(mlp, units, selection.basis, own_coefficients(mlp, weights), constant, GRID[0])
-    return subject_of(model, X)
-
-
-def subject_of(model: PolynomialModel, X: Any) -> Any:
-    """What a plan needs to know of a fit."""
-    logits = np.sort(model.logits(X), axis=1)
-    box = np.stack([X.min(axis=0), X.max(axis=0)]).astype(np.float64)
-    return SimpleNamespace(model=model, box=box, margins=logits[:, -1] - logits[:, -2])
+def fit_of(mlp: MLP, X: Any, family: str, degree: int, folder: Path) -> Fit:
+    """A fit, kept for the next run."""
+    path = folder / f"{MODEL}-{family}-{degree}.safetensors"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fit(mlp, X, family=family, degree=degree).save(path)
+        print("fitted", family, degree, flush=True)
+    return Fit.load(path)
 
 
 def main() -> None:
     """Measure in turns, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old", type=Path, required=True, help="a working tree of the earlier commit")
+    parser.add_argument("--fits", type=Path, required=True, help="the folder where fits are kept")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     if not (options.old / "src" / "quad4fhe").is_dir():
         parser.error(f"--old {options.old}: no working tree of quad4fhe; make one as described above")
-    mlp, X, _ = load("otto", Path("."))
-    X = X[:ROWS]
-    quadratic = fit(mlp, X, family="shared")
-    runs = {2: Encrypted(quadratic, X)}
-    for degree in DEGREES[1:]:
-        runs[degree] = Encrypted(by_unit(mlp, X, degree), X)
-        print("degree", degree, runs[degree].chain.bits, "bits", flush=True)
-    old = Old(options.old, Path(os.environ.get("QUAD4FHE_DATA", "../shared/data")) / "models" / "otto.npz")
+    mlp, X, Xt = load(MODEL, Path("."))
+    runs = {}
+    for case in CASES:
+        runs[case] = Encrypted(fit_of(mlp, X, *case, options.fits), X)
+        print(*case, runs[case].chain.bits, "bits", flush=True)
+    quadratic = runs["shared", 2].fitted
+    old = Old(options.old, Path(os.environ.get("QUAD4FHE_DATA", "../shared/data")) / "models" / f"{MODEL}.npz")
     paper = PaperCircuit(mlp, quad(quadratic.alpha, quadratic.beta, quadratic.eta), depth=4)
     question = paper.encrypt(X[: paper.batch].astype(np.float64))
-    times: dict[str, list[float]] = {"paper": [], "old": [], **{str(degree): [] for degree in runs}}
+    times: dict[Any, list[float]] = {"paper": [], "old": [], **{case: [] for case in runs}}
     for _ in range(options.rounds):
         start = time.process_time()
         paper.evaluate(question)
         times["paper"].append((time.process_time() - start) / paper.batch)
         times["old"].append(old.seconds())
-        for degree, run in runs.items():
-            times[str(degree)].append(run.seconds())
+        for case, run in runs.items():
+            times[case].append(run.seconds())
     best = {name: min(values) for name, values in times.items()}
     document = {
         "machine": describe("seal-python"),
         "rounds": options.rounds,
         "old": {"ring": old.ring, "primes": old.primes, "bits": old.bits, "server_us": 1e6 * best["old"]},
         "paper": {"server_us": 1e6 * best["paper"]},
-        "degrees": [
+        "fits": [
             {
-                "degree": degree,
+                "family": case[0],
+                "degree": run.fitted.degree,
+                "units": run.fitted.model.units,
+                "test": float(np.mean(run.fitted.model.decide(Xt) == mlp.decide(Xt))),
                 "ring": run.chain.ring,
                 "primes": len(run.chain.primes),
                 "bits": run.chain.bits,
@@ -165,11 +155,11 @@ def main() -> None:
                 "checked": run.checked,
                 "up_bytes": run.bytes[0],
                 "down_bytes": run.bytes[1],
-                "server_us": 1e6 * best[str(degree)],
-                "over_old": best[str(degree)] / best["old"],
-                "paper_over_this": best["paper"] / best[str(degree)],
+                "server_us": 1e6 * best[case],
+                "over_old": best[case] / best["old"],
+                "paper_over_this": best["paper"] / best[case],
             }
-            for degree, run in runs.items()
+            for case, run in runs.items()
         ],
     }
     options.out.write_text(json.dumps(document, indent=1) + "\n")
