@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from quad4fhe import InputError, QuadraticModel
 from quad4fhe._dyadic import Dyadic
 from quad4fhe.planning.bounds import bound
-from quad4fhe.planning.fold import FORMS, Folding, centred, fold
+from quad4fhe.planning.fold import FORMS, Circuit, Folding, centred, fold
 from quad4fhe.planning.integers import Scales, quantise
+from quad4fhe.polynomial import PolynomialModel
 from support.standins import heads, random_model
 
 
@@ -67,6 +68,70 @@ def test_the_bound_of_a_wide_network_holds_at_random_corners() -> None:
 def test_the_ellipsoid_is_tighter_than_intervals_on_a_trained_like_network() -> None:
     circuit = fold(random_model(40, 128, 5), np.stack([-3 * np.ones(40), 3 * np.ones(40)]), "skip")
     found = bound(circuit, np.stack([-3 * np.ones(40), 3 * np.ones(40)]))
+    assert found.method == "ellipsoid"
+    assert found.ellipsoid < found.interval / 2
+
+
+def worst_corner(circuit: Circuit, box: np.ndarray, k: int, sign: float, rng: np.random.Generator) -> np.ndarray:
+    """A corner of the box from which no single step makes a logit larger."""
+    x = np.where(rng.random(circuit.features) < 0.5, *box)
+    best = sign * circuit.logits(x[None])[0, k]
+    for _ in range(20):
+        steps = np.repeat(x[None], circuit.features, axis=0)
+        np.fill_diagonal(steps, box[0] + box[1] - x)
+        found = sign * circuit.logits(steps)[:, k]
+        if not found.max() > best:
+            break
+        x, best = steps[int(found.argmax())], found.max()
+    return x
+
+
+def exact_circuit(circuit: Circuit, x: np.ndarray) -> list[Fraction]:
+    """The logits of a folded circuit of unit polynomials, in fractions."""
+    exact = circuit.exact
+    assert exact is not None
+    assert exact.a is not None
+    z = exactly(x) - exactly(circuit.shift)
+    y = fractions_of(exact.W) @ z + fractions_of(exact.t)
+    values = sum(a * y ** (i + 1) for i, a in enumerate(fractions_of(exact.a)))
+    return list(fractions_of(exact.V) @ values + fractions_of(exact.c))
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.sampled_from([2, 3, 4, 8]),
+    st.sampled_from([0.0, 1.0, 1e4]),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_bound_of_unit_polynomials_holds_at_corners_an_enemy_finds(
+    d: int, m: int, K: int, degree: int, away: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    W, b, V = rng.normal(size=(m, d)), rng.normal(size=m), rng.integers(-64, 65, size=(K, m)) / 64
+    W[rng.random(W.shape) < 0.2] = 0.0
+    W[-1] = W[0]  # a unit twice: eigenvalues tie, and with opposite head weights the logits cancel
+    model = PolynomialModel.by_unit(W, b, V, rng.integers(-99, 100, (degree, m)) / 64, rng.normal(size=K))
+    box = np.sort(rng.normal(size=(2, d)), axis=0) + away
+    still = rng.random(d) < 0.2
+    box[1, still] = box[0, still]
+    circuit = fold(model, box, "units")
+    found = bound(circuit, box)
+    for k in range(K):
+        for sign in (1.0, -1.0):
+            x = worst_corner(circuit, box, k, sign, rng)
+            reached = exact_circuit(circuit, x)[k]
+            assert abs(reached) <= Fraction(found.logit)
+
+
+def test_the_ellipsoid_is_tighter_than_intervals_above_degree_two_as_well() -> None:
+    rng = np.random.default_rng(3)
+    W, V = rng.normal(size=(128, 40)) / 40**0.5, rng.integers(-64, 65, size=(5, 128)) / 64
+    model = PolynomialModel.by_unit(W, rng.normal(size=128), V, rng.integers(-99, 100, (4, 128)) / 64, np.zeros(5))
+    box = np.stack([-3 * np.ones(40), 3 * np.ones(40)])
+    found = bound(fold(model, box, "units"), box)
     assert found.method == "ellipsoid"
     assert found.ellipsoid < found.interval / 2
 

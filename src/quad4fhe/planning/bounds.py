@@ -13,11 +13,12 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError
-from quad4fhe.planning.fold import Circuit, checked_box
+from quad4fhe.planning.fold import Circuit, checked_box, taylor
 
-# An eigendecomposition per class is worth it as long as all of them take about a second. Beyond that, the Frobenius
-# norm bounds the spectral norm, for one product per class.
+# An eigendecomposition per class is worth it as long as all of them take a second or two. Beyond that, the Frobenius
+# norm bounds the spectral norm, for one product per class; polynomials of units take one form for all classes.
 _EIGEN_WORK = 4e9
+_NEAR = 0.02  # of the largest eigenvalue
 ROUNDS = 12  # of tightening the ellipsoid; one gives the ball
 _SLACK = 1e-9  # covers the rounding of the bound's own arithmetic where nothing cancels, many times over
 _UNIT = 2.0**-53
@@ -44,6 +45,8 @@ class Bound:
 def bound(circuit: Circuit, box: Array, rounds: int = ROUNDS) -> Bound:
     """Bound |logits| over the box by interval arithmetic per unit and by an enclosing ellipsoid; take the smaller.
 
+    Above degree 2 the ellipsoid bounds quadratic forms that enclose the polynomials.
+
     The slope is a bound of the Euclidean norm of d logit / d x over the box, for the largest class.
     """
     with np.errstate(over="ignore", invalid="ignore"):
@@ -55,7 +58,7 @@ def bound(circuit: Circuit, box: Array, rounds: int = ROUNDS) -> Bound:
 
 def _bound(circuit: Circuit, corners: Array, rounds: int) -> Bound:
     if circuit.a is not None:
-        return _bound_units(circuit, corners)
+        return _bound_units(circuit, corners, rounds)
     middle = (corners[0] + corners[1]) / 2 - circuit.shift
     radius = (corners[1] - corners[0]) / 2
     y_middle = circuit.W @ middle + circuit.t
@@ -85,41 +88,103 @@ def _bound(circuit: Circuit, corners: Array, rounds: int) -> Bound:
     )
 
 
-def _bound_units(circuit: Circuit, corners: Array) -> Bound:
-    """Interval arithmetic per unit: the range of each polynomial, cell by cell of the range of its pre-activation.
-
-    On a cell of radius h around y a polynomial stays within sum_i |g_i| h^i of its value there, g_i its Taylor
-    coefficients at y; and each coefficient within sum_k C(k, i) |g_k| h^(k - i).
-    """
+def _bound_units(circuit: Circuit, corners: Array, rounds: int) -> Bound:
+    """Bounds from the range of each unit's polynomial, and from quadratic forms that enclose the logits."""
     middle = (corners[0] + corners[1]) / 2 - circuit.shift
     radius = (corners[1] - corners[0]) / 2
     lost = 8 * (circuit.degree * (circuit.features + 4) + circuit.units + 8) * _UNIT
     hidden = np.abs(circuit.W) @ (np.abs(middle) + radius) + np.abs(circuit.t)
     y_middle = circuit.W @ middle + circuit.t
     y_radius = np.abs(circuit.W) @ radius * (1 + _SLACK) + lost * hidden
-    h = y_radius / _CELLS
-    cells = y_middle + (2 * np.arange(_CELLS)[:, None] + 1 - _CELLS) * h
-    around = circuit.taylor(cells)
-    size = np.abs(around)
-    curves = np.array(
-        [
-            sum(comb(k, i) * size[k] * h ** (k - i) for k in range(i, circuit.degree + 1)).max(axis=0)
-            for i in range(circuit.degree + 1)
-        ]
-    )
-    spread = sum(size[k] * h**k for k in range(1, circuit.degree + 1))
-    low, high = (around[0] - spread).min(axis=0), (around[0] + spread).max(axis=0)
+    around = circuit.taylor(y_middle[None])[:, 0]
+    low, high, curves = _range(around, y_radius)
     positive, negative = np.maximum(circuit.V, 0.0), np.minimum(circuit.V, 0.0)
     top, bottom = positive @ high + negative @ low + circuit.c, positive @ low + negative @ high + circuit.c
+    interval = np.maximum(np.abs(top), np.abs(bottom))
+    ellipsoid = _enclosed(circuit, around, radius, y_radius, rounds, lost)
+    # Terms of a sum that cancels lose units of their size, and the second powers below their size times the degree.
     terms = np.abs(circuit.V) @ circuit.sizes(hidden) + np.abs(circuit.c)
-    logit = float((np.maximum(np.abs(top), np.abs(bottom)) + lost * terms).max()) * (1 + _SLACK)
+    best = (np.fmin(interval, ellipsoid) + 4 * circuit.degree * lost * terms) * (1 + _SLACK)
+    widest = int(np.argmax(best))
     curves = (curves + lost * circuit.sizes(np.maximum(hidden, 1.0)) * 2.0**circuit.degree) * (1 + _SLACK)
     steep = np.abs(circuit.V) * curves[1]
     slope = np.minimum(
         np.linalg.norm(steep, axis=1) * float(np.linalg.norm(circuit.W, 2)),
         steep @ np.linalg.norm(circuit.W, axis=1),
     )
-    return Bound(logit, "interval", logit, logit, float(slope.max()) * (1 + _SLACK), hidden, curves)
+    return Bound(
+        logit=float(best[widest]),
+        method="interval" if interval[widest] <= ellipsoid[widest] else "ellipsoid",
+        interval=float(interval.max()),
+        ellipsoid=float(ellipsoid.max()),
+        slope=float(slope.max()) * (1 + _SLACK),
+        hidden=hidden,
+        curves=curves,
+    )
+
+
+def _range(coefficients: Array, radius: Array) -> tuple[Array, Array, Array]:
+    """The range of each unit's polynomial (p + 1, m) within `radius` (m,) of zero, and bounds of Taylor coefficients.
+
+    Cell by cell: on a cell of radius h around s a polynomial stays within sum_i |g_i| h^i of its value there, g_i its
+    Taylor coefficients at s; and each coefficient within sum_k C(k, i) |g_k| h^(k - i).
+    """
+    h = radius / _CELLS
+    around = taylor(coefficients, (2 * np.arange(_CELLS)[:, None] + 1 - _CELLS) * h)
+    size, p = np.abs(around), len(coefficients) - 1
+    curves = np.array(
+        [sum(comb(k, i) * size[k] * h ** (k - i) for k in range(i, p + 1)).max(axis=0) for i in range(p + 1)]
+    )
+    spread = sum((size[k] * h**k for k in range(1, p + 1)), np.zeros_like(h))
+    return (around[0] - spread).min(axis=0), (around[0] + spread).max(axis=0), curves
+
+
+def _enclosed(circuit: Circuit, around: Array, radius: Array, y_radius: Array, rounds: int, lost: float) -> Array:
+    """Per class: a bound of |logit| by two quadratic forms. Shape (K,).
+
+    At a distance s from its pre-activation in the middle, a unit's polynomial is g + g' s + r(s) s^2, with `around` the
+    coefficients (p + 1, m). Where V r stays below u, the logit stays below the value in the middle, plus what the
+    gradient adds over the box, plus the sum of u s^2; likewise from below.
+    """
+    W = circuit.W * radius
+    least, most, _ = _range(around[2:], y_radius)
+    first, second = circuit.V * least, circuit.V * most
+    value = circuit.V @ around[0] + circuit.c
+    steep = np.abs((circuit.V * around[1]) @ W).sum(axis=1)
+    above, below = np.maximum(first, second), -np.minimum(first, second)
+    curve = _highest(W, np.concatenate([above, below]), rounds, lost).reshape(2, -1)
+    out: Array = np.maximum(np.abs(value + steep + curve[0]), np.abs(value - steep - curve[1]))
+    return out
+
+
+def _highest(W: Array, weights: Array, rounds: int, lost: float) -> Array:
+    """Upper bounds (n,) of z' W' diag(v) W z over the unit cube, for each row v of `weights` (n, m); at least zero.
+
+    Over an ellipsoid around the cube, as in `_ellipsoid`: one for all rows, fitted to the largest weights of any row.
+    """
+    (m, d), core = W.shape, _core(W)
+    together = np.maximum(weights.max(axis=0), 0.0)
+    taken, largest = np.full(len(core), np.sqrt(d)), np.inf
+    p = np.full(d, 1.0 / d)
+    for _ in range(rounds if d <= m else 1):
+        root = 1.0 / np.sqrt(p) if d <= m else taken
+        form = (core * together) @ core.T * root * root[:, None]
+        if not np.isfinite(form).all():
+            return np.full(len(weights), np.inf)
+        spectrum, vectors = np.linalg.eigh(form)
+        if spectrum[-1] < largest:
+            largest, taken = float(spectrum[-1]), root
+        if d <= m and largest > 0:
+            # All eigenvectors near the top count, so that the result depends smoothly on the weights where some tie.
+            near = np.exp((spectrum - spectrum[-1]) / (_NEAR * largest))
+            p = np.maximum(0.7 * p + 0.3 * np.square(vectors) @ (near / near.sum()), 1e-6 / d)
+            p /= p.sum()
+    core = core * taken[:, None]
+    slack = lost * (np.abs(weights) @ np.square(core).sum(axis=0) + float(together @ np.square(core).sum(axis=0)))
+    found = np.full(len(weights), largest)
+    if len(weights) * float(len(core)) ** 3 <= _EIGEN_WORK:
+        found = np.minimum(found, [np.linalg.eigvalsh((core * v) @ core.T)[-1] for v in weights])
+    return np.asarray(np.maximum(found, 0.0) + slack)
 
 
 def _interval(circuit: Circuit, middle: Array, radius: Array, y_middle: Array, y_radius: Array) -> Array:

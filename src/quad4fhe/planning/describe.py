@@ -65,9 +65,12 @@ def _domain(plan: Plan) -> list[str]:
     spare = (
         math.log2(plan.reply_chain.modulus) - layout_named(plan.layout).reply_scale(plan) - math.log2(2 * domain.bound)
     )
+    how = "by intervals"
+    if domain.method != "interval":
+        how = f"by {domain.method}; intervals alone give {domain.interval:.4g}"
     lines = [
         f"inputs: the box in the plan, enforced by the client; |logit| stays below {domain.logit:.4g} there "
-        f"(by {domain.method}; intervals alone give {domain.interval:.4g}); {spare:.2f} bits to spare before overflow"
+        f"({how}); {spare:.2f} bits to spare before overflow"
     ]
     if plan.room is not None:
         outside = "moved to the edge" if plan.clip else "rejected"

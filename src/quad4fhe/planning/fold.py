@@ -78,12 +78,7 @@ class Circuit:
         """The Taylor coefficients g, g', g''/2, ... at pre-activations (n, m), shape (p + 1, n, m)."""
         if self.a is None:
             return np.stack([y * y, y + y, np.ones_like(y)])
-        out = np.empty((len(self.a) + 1, *y.shape))
-        out[0], out[1:] = 0.0, self.a[:, None, :]
-        for i in range(len(self.a)):  # repeated synthetic division by (u - y)
-            for k in range(len(self.a) - 1, i - 1, -1):
-                out[k] += y * out[k + 1]
-        return out
+        return taylor(np.concatenate([np.zeros((1, self.units)), self.a]), y)
 
     def sizes(self, y: Array) -> Array:
         """The sum of the absolute terms of g(y), which bounds |g(y)|, for |y| (n, m)."""
@@ -126,6 +121,20 @@ class Circuit:
             if self.U is not None:
                 out[rows] += z @ self.U.T
         return out
+
+
+def taylor(coefficients: Array, y: Array) -> Array:
+    """The Taylor coefficients at y (n, m) of one polynomial for each unit, given and returned from power 0 up.
+
+    `coefficients` is (p + 1, m), the result (p + 1, n, m).
+    """
+    p = len(coefficients) - 1
+    out = np.empty((p + 1, *y.shape))
+    out[:] = coefficients[:, None, :]
+    for i in range(p):  # repeated synthetic division by (u - y)
+        for k in range(p - 1, i - 1, -1):
+            out[k] += y * out[k + 1]
+    return out
 
 
 def centred(model: PolynomialModel) -> tuple[Dyadic, Dyadic, Dyadic]:
