@@ -71,6 +71,18 @@ def _raise(message: str, memory: list[Any]) -> None:
     raise InputError(message)
 
 
+class _Locked:
+    """Like an object of SEAL whose memory pool ran out of memory: freeing it takes forever."""
+
+    def __del__(self) -> None:
+        time.sleep(60)
+
+
+def _exhaust(memory: list[Any]) -> None:
+    locked = _Locked()
+    raise MemoryError(f"no room beside {type(locked).__name__}")
+
+
 def _stubborn(memory: list[Any]) -> None:
     raise Stubborn(1, 2)
 
@@ -146,6 +158,7 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "pid": _pid,
     "wait for": _wait_for,
     "raise": _raise,
+    "exhaust": _exhaust,
     "stubborn": _stubborn,
     "missing": _missing,
     "die": _die,

@@ -127,6 +127,15 @@ def test_one_poisoned_task_does_not_end_the_stream(pool: Pool) -> None:
     assert "pip install 'quad4fhe[fast]'" in str(done[3].error)
 
 
+def test_a_worker_that_ran_out_of_memory_does_no_other_task() -> None:
+    with choose("local", 1).open(tasks.made) as opened:
+        (before,) = opened.gather([("pid", 0.0)])
+        done = {one.index: one for one in opened.stream([("exhaust",), ("pid", 0.0), ("square", 3)])}
+    assert "MemoryError: no room" in str(done[0].error)
+    assert done[1].result != before
+    assert done[2].result == 9
+
+
 def test_what_can_not_be_sent_is_an_error_of_its_task() -> None:
     with choose("local", 1).open(tasks.made) as opened:
         done = {one.index: one for one in opened.stream([("lambda",), ("echo", threading.Lock()), ("square", 2)])}

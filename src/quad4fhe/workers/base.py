@@ -5,6 +5,7 @@ Tasks are pickled, because workers trust the driver. Outcomes are not: see `code
 
 from __future__ import annotations
 
+import os
 import pickle
 import queue
 import threading
@@ -108,6 +109,7 @@ class ThreadedWorker(ABC):
 
 
 _END = object()
+_out_of_memory: list[MemoryError] = []
 
 
 def pickled(make: Callable[[], Work]) -> bytes:
@@ -121,9 +123,18 @@ def pickled(make: Callable[[], Work]) -> bytes:
 
 
 def attempt(work: Work, task: Any) -> Answered | Failed:
-    """Do a task inside a worker and catch what it raises."""
+    """Do a task inside a worker and catch what it raises.
+
+    A worker that ran out of memory does no other task: it ends, and the pool starts another one. If it was SEAL that
+    ran out of memory, to use SEAL again may hang, and so may freeing the objects of the error's frames.
+    """
+    if _out_of_memory:
+        os._exit(1)
     try:
         return Answered(work(task))
+    except MemoryError as error:
+        _out_of_memory.append(error)
+        return Failed(traced(error))
     except Exception as error:
         return Failed(traced(error))
 
