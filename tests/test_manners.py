@@ -233,6 +233,7 @@ def test_a_certificate_that_is_none_is_one_line(folder: Path, capsys: pytest.Cap
     [
         ("fit", "try family='auto'", "try --family auto"),
         ("fit", 'use regime="auto".', "use --regime auto."),
+        ("fit", "cost=2 is a choice for degree='auto'", "--cost 2 is a choice for --degree auto"),
         (
             "fit",
             "add holdout=0.1, or rows of their own, and fresh=True",

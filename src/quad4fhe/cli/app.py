@@ -177,7 +177,7 @@ def as_options(message: str, command: str) -> str:
             return found[0]
         return flags[name] if value == "True" else f"{flags[name]} {value}"
 
-    return re.sub(r"\b([a-z_]+)=('[^']*'|\"[^\"]*\"|[\w.]+\w)", option, message)
+    return re.sub(r"\b([a-z_]+)=('[^']*'|\"[^\"]*\"|[\w.]*\w)", option, message)
 
 
 def _system_error(error: OSError, json: bool) -> int:

@@ -73,6 +73,10 @@ class Ladder:
             self._tried[degree] = next(each for each in tried if _ties(each, best))
         return self._tried[degree]
 
+    def estimate(self, degree: int) -> float:
+        """The share of held-out calibration decisions that the judged family keeps."""
+        return float(self.judge(degree).judged.kept[0].mean())
+
     def _judged(self, degree: int, family: str) -> _Tried:
         run = self.run
         with run.stage("families"):
@@ -257,15 +261,14 @@ def _reaching(ladder: Ladder, target: float, quadratic: Callable[[], Candidate])
     reached: int | None = None
     found: Candidate | None = None
     for degree in DEGREES:  # each costs more than the one below
-        estimate = float(ladder.judge(degree).judged.kept[0].mean())
-        if estimate >= target:
+        if ladder.estimate(degree) >= target:
             reached, found = degree, quadratic() if degree == 2 else ladder.fit(degree)
             if found.agreement >= target:
                 _note_next(ladder, next((each for each in DEGREES if each > degree), None))
                 return found
     # The highest degree whose estimate reaches the target, or the best estimate.
-    best = max(DEGREES, key=lambda degree: ladder.judge(degree).score) if reached is None else reached
-    kept = 100 * float(ladder.judge(best).judged.kept[0].mean())
+    best = max(DEGREES, key=ladder.estimate) if reached is None else reached
+    kept = 100 * ladder.estimate(best)
     fitted = f", but {100 * found.agreement:.3f}% of the calibration decisions" if found is not None else ""
     raise TargetNotReachedError(
         f"no degree reaches the target of {100 * target:.3f}% by cross-validation and on the calibration set: the best "
@@ -278,7 +281,7 @@ def _note_next(ladder: Ladder, degree: int | None) -> None:
     """What a further degree would keep and cost; it is not known to be of use where no plan fits it."""
     if degree is None or not np.isfinite(cost := ladder.cost(degree)):
         return
-    kept = 100 * float(ladder.judge(degree).judged.kept[0].mean())
+    kept = 100 * ladder.estimate(degree)
     ladder.run.notes.append(notes.NEXT_DEGREE.format(degree, kept, cost))
 
 
