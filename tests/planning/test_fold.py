@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,6 +125,52 @@ def test_the_bound_of_unit_polynomials_holds_at_corners_an_enemy_finds(
             x = worst_corner(circuit, box, k, sign, rng)
             reached = exact_circuit(circuit, x)[k]
             assert abs(reached) <= Fraction(found.logit)
+
+
+@pytest.mark.parametrize("form", ["square", "skip", "units"])
+@pytest.mark.parametrize(("far", "width"), [(1e16, 2.0), (1e16, 4.0), (1.7e9, 2.0**-20), (1.7e12, 60.0)])
+def test_the_bound_holds_in_a_narrow_box_far_from_zero(form: Any, far: float, width: float) -> None:
+    for step in range(20):
+        low = far + 2 * step * np.spacing(far)
+        if form == "units":
+            model: PolynomialModel = PolynomialModel.by_unit([[1.0]], [-low], [[1.0]], [[0.0], [1.0]], [0.0])
+        else:
+            model = QuadraticModel([[1.0]], [-low], [[1.0]], [[0.0]], [0.0])
+        box = np.array([[low], [low + width]])
+        found = bound(fold(model, box, form), box)
+        width_exact = Fraction(float(box[1, 0])) - Fraction(float(low))
+        assert width_exact**2 <= Fraction(found.logit)
+        assert 2 * width_exact <= Fraction(found.slope)
+
+
+def test_the_bound_does_not_depend_on_the_order_of_units_where_eigenvalues_tie() -> None:
+    """Servers compute the bound of a plan again, on other machines."""
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        n, d, m = rng.integers(2, 6, 3)
+        W = np.kron(np.eye(n), rng.normal(size=(m + d, d)))
+        V = np.tile(rng.integers(-64, 65, size=(3, m + d)) / 64, n)
+        a = np.tile(rng.integers(-99, 100, (4, m + d)) / 64, n)
+        box = np.stack([-np.ones(n * d), np.ones(n * d)])
+        units, features = rng.permutation(n * (m + d)), rng.permutation(n * d)
+        one = PolynomialModel.by_unit(W, np.zeros(len(W)), V, a, np.zeros(3))
+        other = PolynomialModel.by_unit(W[units][:, features], np.zeros(len(W)), V[:, units], a[:, units], np.zeros(3))
+        limits = [bound(fold(model, box, "units"), box).logit for model in (one, other)]
+        assert limits[0] == pytest.approx(limits[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("power", [-30, -10, 10, 30])
+def test_bounds_do_not_depend_on_the_scale_of_pre_activations(power: int) -> None:
+    rng = np.random.default_rng(6)
+    W, V, a = rng.normal(size=(32, 20)), rng.integers(-64, 65, (3, 32)) / 64, rng.integers(-99, 100, (8, 32)) / 64
+    box = np.stack([-np.ones(20), np.ones(20)])
+    scaled = np.ldexp(a, -power * np.arange(1, 9)[:, None])
+    one, other = (
+        bound(fold(PolynomialModel.by_unit(w, np.zeros(32), V, c, np.zeros(3)), box, "units"), box)
+        for w, c in ((W, a), (np.ldexp(W, power), scaled))
+    )
+    assert other.logit == pytest.approx(one.logit, rel=1e-9)
+    assert other.slope == pytest.approx(one.slope, rel=1e-9)
 
 
 def test_the_ellipsoid_is_tighter_than_intervals_above_degree_two_as_well() -> None:

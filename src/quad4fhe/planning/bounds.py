@@ -18,7 +18,7 @@ from quad4fhe.planning.fold import Circuit, checked_box, taylor
 # An eigendecomposition per class is worth it as long as all of them take a second or two. Beyond that, the Frobenius
 # norm bounds the spectral norm, for one product per class; polynomials of units take one form for all classes.
 _EIGEN_WORK = 4e9
-_NEAR = 0.02  # of the largest eigenvalue
+_NEAR = 0.2  # of the largest eigenvalue; with 0.02, rounding grew to a percent of the bound where eigenvalues tie
 ROUNDS = 12  # of tightening the ellipsoid; one gives the ball
 _SLACK = 1e-9  # covers the rounding of the bound's own arithmetic where nothing cancels, many times over
 _UNIT = 2.0**-53
@@ -59,8 +59,7 @@ def bound(circuit: Circuit, box: Array, rounds: int = ROUNDS) -> Bound:
 def _bound(circuit: Circuit, corners: Array, rounds: int) -> Bound:
     if circuit.a is not None:
         return _bound_units(circuit, corners, rounds)
-    middle = (corners[0] + corners[1]) / 2 - circuit.shift
-    radius = (corners[1] - corners[0]) / 2
+    middle, radius = _centre(circuit, corners)
     y_middle = circuit.W @ middle + circuit.t
     y_radius = np.abs(circuit.W) @ radius
     lost = 8 * (circuit.features + circuit.units + 8) * _UNIT
@@ -88,10 +87,18 @@ def _bound(circuit: Circuit, corners: Array, rounds: int) -> Bound:
     )
 
 
+def _centre(circuit: Circuit, corners: Array) -> tuple[Array, Array]:
+    """The middle of the shifted box and half its width, (d,) each.
+
+    Shifted first: the middle of a narrow box far from zero would round by more than its width.
+    """
+    low, high = corners - circuit.shift
+    return low / 2 + high / 2, high / 2 - low / 2
+
+
 def _bound_units(circuit: Circuit, corners: Array, rounds: int) -> Bound:
     """Bounds from the range of each unit's polynomial, and from quadratic forms that enclose the logits."""
-    middle = (corners[0] + corners[1]) / 2 - circuit.shift
-    radius = (corners[1] - corners[0]) / 2
+    middle, radius = _centre(circuit, corners)
     lost = 8 * (circuit.degree * (circuit.features + 4) + circuit.units + 8) * _UNIT
     hidden = np.abs(circuit.W) @ (np.abs(middle) + radius) + np.abs(circuit.t)
     y_middle = circuit.W @ middle + circuit.t
@@ -106,19 +113,18 @@ def _bound_units(circuit: Circuit, corners: Array, rounds: int) -> Bound:
     terms = np.abs(circuit.V) @ circuit.sizes(hidden) + np.abs(circuit.c)
     best = (np.fmin(interval, ellipsoid) + 4 * circuit.degree * lost * terms) * (1 + _SLACK)
     widest = int(np.argmax(best))
-    curves = (curves + lost * circuit.sizes(np.maximum(hidden, 1.0)) * 2.0**circuit.degree) * (1 + _SLACK)
+    assert circuit.a is not None
+    largest = taylor(np.concatenate([np.zeros((1, circuit.units)), np.abs(circuit.a)]), hidden[None])[:, 0]
+    curves = (curves + circuit.degree * lost * largest) * (1 + _SLACK)
     steep = np.abs(circuit.V) * curves[1]
-    slope = np.minimum(
-        np.linalg.norm(steep, axis=1) * float(np.linalg.norm(circuit.W, 2)),
-        steep @ np.linalg.norm(circuit.W, axis=1),
-    )
+    slope = np.minimum(_norms(steep) * float(np.linalg.norm(circuit.W, 2)), steep @ _norms(circuit.W))
     return Bound(
         logit=float(best[widest]),
         method="interval" if interval[widest] <= ellipsoid[widest] else "ellipsoid",
         interval=float(interval.max()),
         ellipsoid=float(ellipsoid.max()),
         slope=float(slope.max()) * (1 + _SLACK),
-        hidden=hidden,
+        hidden=hidden * (1 + _SLACK),
         curves=curves,
     )
 
@@ -185,6 +191,12 @@ def _highest(W: Array, weights: Array, rounds: int, lost: float) -> Array:
     if len(weights) * float(len(core)) ** 3 <= _EIGEN_WORK:
         found = np.minimum(found, [np.linalg.eigvalsh((core * v) @ core.T)[-1] for v in weights])
     return np.asarray(np.maximum(found, 0.0) + slack)
+
+
+def _norms(rows: Array) -> Array:
+    """Euclidean norms of rows, whose squares may be too small for float64."""
+    size = np.maximum(np.abs(rows).max(axis=1, keepdims=True), 1e-300)
+    return np.asarray(size[:, 0] * np.linalg.norm(rows / size, axis=1))
 
 
 def _interval(circuit: Circuit, middle: Array, radius: Array, y_middle: Array, y_radius: Array) -> Array:
