@@ -103,7 +103,7 @@ class Newcomer:
             return code, "".join(self._capsys.readouterr())
         words[0] = sys.executable if words[0] == "python" else words[0]
         environment = os.environ | {"PYTHONPATH": str(Path(quad4fhe.__file__).parents[1])}
-        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
         return done.returncode, done.stdout + done.stderr
 
 

@@ -31,9 +31,7 @@ def untrained(**options: Any) -> MLPClassifier:
 
 
 def trained(X: Any, y: Any, *steps: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # lbfgs would like more iterations
-        return make_pipeline(*steps, untrained(max_iter=100)).fit(X, y)
+    return make_pipeline(*steps, untrained(max_iter=100)).fit(X, y)
 
 
 def problem(classes: int = 2, n: int = 150) -> tuple[Any, Any]:
@@ -46,7 +44,6 @@ def problem(classes: int = 2, n: int = 150) -> tuple[Any, Any]:
 # An untrained classifier makes an estimator like any other: nothing is expected to fail.
 @parametrize_with_checks([QuadraticReplacement(untrained(hidden_layer_sizes=(16,), max_iter=500))])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_an_untrained_classifier_passes_every_check_of_scikit_learn(estimator: Any, check: Any) -> None:
     check(estimator)
 

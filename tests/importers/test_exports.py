@@ -35,7 +35,7 @@ def regressor() -> Any:
     from sklearn.neural_network import MLPRegressor
 
     X, y = exports.rows()
-    return MLPRegressor(hidden_layer_sizes=(6,), solver="lbfgs", max_iter=300, random_state=0).fit(X, y.astype(float))
+    return MLPRegressor(hidden_layer_sizes=(6,), solver="lbfgs", tol=1e9, random_state=0).fit(X, y.astype(float))
 
 
 def torch_layer(name: str, *arguments: Any) -> Any:

@@ -53,7 +53,7 @@ def running(arguments: list[str | Path]) -> Iterator[RunningServer]:
 
 
 def remote(server: RunningServer, key: StoredKey, prepared: PreparedMemory | PreparedFolder) -> Remote:
-    return Remote(server.url, key=key, token=ONE, prepared=prepared, patience=60)
+    return Remote(server.url, key=key, token=ONE, prepared=prepared, patience=300)
 
 
 def written(client: Client, x: np.ndarray) -> bytes:
@@ -65,7 +65,7 @@ def post(
     server: RunningServer, key: StoredKey, body: bytes, route: str = "evaluate", token: str = ONE
 ) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/octet-stream"}
-    return httpx.post(f"{server.url}/models/{key.plan.model_id}/{route}", content=body, headers=headers, timeout=60)
+    return httpx.post(f"{server.url}/models/{key.plan.model_id}/{route}", content=body, headers=headers, timeout=300)
 
 
 def test_prepared_questions_are_answered_by_any_worker(

@@ -200,7 +200,7 @@ def test_a_token_does_not_travel_in_the_clear() -> None:
 
 def post(server: RunningServer, path: str, body: bytes, **headers: str) -> httpx.Response:
     wanted = {"content-type": "application/octet-stream"} | {k.replace("_", "-"): v for k, v in headers.items()}
-    return httpx.post(server.url + path, content=body, headers=wanted, timeout=30)
+    return httpx.post(server.url + path, content=body, headers=wanted, timeout=300)
 
 
 def encrypted(server: RunningServer, fit: Fit, layout: str) -> tuple[str, Plan, bytes]:
@@ -260,13 +260,13 @@ def test_packed_requests_need_keys_and_keys_are_not_replaced(server, fits) -> No
     place = f"{server.url}/models/{fit.model.sha256}/keys/{client.key_id.hex()}"
     octets = {"content-type": "application/octet-stream"}
     damaged = own[:-1] + bytes([own[-1] ^ 1])
-    assert httpx.put(place, content=damaged, headers=octets, timeout=30).status_code == 400
+    assert httpx.put(place, content=damaged, headers=octets, timeout=300).status_code == 400
     assert httpx.get(place).status_code == 404
-    assert httpx.put(place[:-1] + "z", content=own, headers=octets, timeout=30).status_code == 404
-    assert httpx.put(place[:-32] + "0" * 32, content=own, headers=octets, timeout=30).status_code == 400
-    assert httpx.put(place, content=own, headers=octets, timeout=30).status_code == 204
+    assert httpx.put(place[:-1] + "z", content=own, headers=octets, timeout=300).status_code == 404
+    assert httpx.put(place[:-32] + "0" * 32, content=own, headers=octets, timeout=300).status_code == 400
+    assert httpx.put(place, content=own, headers=octets, timeout=300).status_code == 204
     assert httpx.get(place).status_code == 204
-    assert httpx.put(place, content=own, headers=octets, timeout=30).status_code == 409
+    assert httpx.put(place, content=own, headers=octets, timeout=300).status_code == 409
 
 
 def test_a_replayed_request_gives_the_same_reply_which_the_client_reads_once(server, fits) -> None:

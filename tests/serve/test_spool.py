@@ -92,5 +92,5 @@ def test_one_token_does_not_evict_the_keys_of_another(fitted: tuple[Path, Fit], 
             data = b"".join(container.write_keys(plan, client.key_id, client.evaluation_keys()))
             headers = {"content-type": "application/octet-stream", "authorization": f"Bearer {token}"}
             places.append(f"{server.url}/models/{plan.model_id}/keys/{client.key_id.hex()}")
-            assert httpx.put(places[-1], content=data, headers=headers, timeout=60).status_code == 204
+            assert httpx.put(places[-1], content=data, headers=headers, timeout=300).status_code == 204
         assert [httpx.get(place, headers=headers).status_code for place in places] == [204, 404, 404, 204, 204]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import time
 from pathlib import Path
 
 import httpx
@@ -30,13 +29,12 @@ def test_tls_serves_who_trusts_the_certificate_and_nobody_else(tmp_path: Path) -
             assert (remote.predict(X).decisions == fit.model.decide(X)).all()
         with pytest.raises(ServiceError, match="certificate is not trusted"):
             Remote(running.url, model=fit.model.sha256)
-        started = time.monotonic()
+        # It does not try again until its patience ends: this test would not end.
         with pytest.raises(ServiceError, match=f"speaks TLS; try {running.url}"):
-            Remote(running.url.replace("https", "http"))
-        assert time.monotonic() - started < 60  # it does not try again until its patience of 120 seconds ends
+            Remote(running.url.replace("https", "http"), patience=1e6)
         headers = {"content-type": "application/octet-stream", "content-length": str(2**28)}
         path = f"{running.url}/models/{fit.model.sha256}/evaluate"
-        refused = httpx.post(path, content=iter([bytes(2**20)] * 2**8), headers=headers, verify=trust, timeout=30)
+        refused = httpx.post(path, content=iter([bytes(2**20)] * 2**8), headers=headers, verify=trust, timeout=300)
         assert refused.status_code == 413  # seen although the body was not read to its end
 
 

@@ -58,5 +58,5 @@ def test_a_worker_that_runs_out_of_memory_between_tasks_ends(fitted: tuple[Path,
     file, fit = fitted
     made = plan(fit, samples=1, layout="packed", precision="fast")
     arguments = [str(file), json.dumps(made.to_dict()), made.sha256.hex()]
-    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY, *arguments], capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY, *arguments], capture_output=True, timeout=300)
     assert (done.returncode, done.stderr) == (1, b"")

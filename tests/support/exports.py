@@ -53,9 +53,7 @@ def classifier(*steps: Any, **options: Any) -> Any:
     labels = options.pop("labels", y)
     sizes = options.pop("sizes", (6,))
     net = MLPClassifier(sizes, solver="lbfgs", max_iter=80, random_state=1, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # 80 steps are enough here
-        return make_pipeline(*steps, net).fit(X, labels)
+    return make_pipeline(*steps, net).fit(X, labels)
 
 
 def by_skl2onnx(make: Callable[[], Any], **options: Any) -> Callable[[Path], Any]:

@@ -20,6 +20,13 @@ import numpy as np
 from quad4fhe import MLP, Fit, fit
 
 
+def _command(pid: int | str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def _peak(pid: int | str) -> int:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -45,13 +52,16 @@ def children() -> list[int]:
 def peaks(work: Callable[[], Fit]) -> tuple[Fit, int, list[int]]:
     """What `work` returns, the peak of this process while it ran, and those of the processes it started."""
     Path("/proc/self/clear_refs").write_text("5")
+    own_command = _command("self")
     seen: dict[int, int] = {}
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.02):
             for pid in children():
-                seen[pid] = max(seen.get(pid, 0), _peak(pid))
+                # Between fork and exec a child still has the memory, and the command, of this process.
+                if _command(pid) not in (b"", own_command):
+                    seen[pid] = max(seen.get(pid, 0), _peak(pid))
 
     watcher = threading.Thread(target=watch)
     watcher.start()

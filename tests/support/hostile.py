@@ -41,7 +41,7 @@ class HostileServer:
     def __exit__(self, *_: object) -> None:
         self._http.shutdown()
         self._http.server_close()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=300)
 
     def posts(self) -> int:
         """How many requests for an evaluation it got."""

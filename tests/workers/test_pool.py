@@ -325,11 +325,11 @@ def test_a_worker_that_says_too_much_is_lost_and_one_that_died_idle_is_known_by_
     with choose("local", 1).launch() as launcher:
         for task, kill, idle in ((("echo", bytes(5000)), False, False), (("square", 1), True, True)):
             worker = launcher.start(pickled(tasks.made), outcomes.put, longest=1000)
-            assert isinstance(outcomes.get(timeout=60), Answered)
+            assert isinstance(outcomes.get(timeout=300), Answered)
             if kill:
                 worker.kill()
             worker.send(task)
-            lost = outcomes.get(timeout=60)
+            lost = outcomes.get(timeout=300)
             assert isinstance(lost, Lost)
             assert lost.idle is idle
             worker.kill()
