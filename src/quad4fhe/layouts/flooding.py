@@ -34,6 +34,16 @@ def zero_noise(chain: Chain, degree: int = 1) -> float:
     return one * sum(float(chain.ring) ** i for i in range(degree))
 
 
+def blinding_deviation(ring: int, degree: int = 1) -> float:
+    """The largest deviation of a coefficient that the server's own encryption of zero decrypts to.
+
+    That is e1 s - e u. Whatever the client's s (ternary) and e (21 at most) are, u and e1 are drawn by the server after
+    them, with mean zero and variances 2/3 and 10.5. Higher degrees as in `zero_noise`.
+    """
+    one = math.sqrt(ring * (LARGEST_NOISE**2 * 2 / 3 + LARGEST_NOISE / 2))
+    return one * sum(float(ring) ** i for i in range(degree))
+
+
 def flood_bits(hidden: float, security: float, reads: int) -> int:
     """log2 of the flooding that hides noise up to `hidden` in `reads` coefficients but for 2^-security.
 

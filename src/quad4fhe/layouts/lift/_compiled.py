@@ -10,13 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import IntArray
+from quad4fhe.layouts.blinding import Draws, PublicKey
 from quad4fhe.layouts.lift import _kernels_narrow as narrow
 from quad4fhe.layouts.lift import _kernels_numba as wide
+from quad4fhe.layouts.lift._kernels_replies import Blind, blinded
 from quad4fhe.layouts.lift.arithmetic import inverse_of_others, residues, switched_masks
 from quad4fhe.layouts.lift.monomials import Placement
 from quad4fhe.planning.chains import Chain
 
 Words = NDArray[np.uint64]
+MOST_DOTS = 3  # answers of a reply that are scalar products
 
 
 def _kernel(q: int) -> ModuleType:
@@ -25,6 +28,30 @@ def _kernel(q: int) -> ModuleType:
 
 def _negated(words: Words, q: int) -> Words:
     return np.where(words == 0, words, np.uint64(q) - words)
+
+
+def _to_ntt(values: NDArray[Any], q: int) -> Words:
+    """Values in SEAL's order of polynomials (r, N) of whole numbers or residues."""
+    words = values.copy() if values.dtype == np.uint64 else residues(values.astype(np.int64), (q,))[:, 0]
+    _kernel(q).to_ntt(words, q)
+    return words
+
+
+def _zeros(blind: Blind, q: int) -> Words:
+    """Encryptions of zero modulo one prime, (2, R, N) in NTT form."""
+    u = _to_ntt(blind.u, q)[:, None]
+    weights = narrow.prepared(u, q) if q < narrow.LARGEST else u
+    first = _kernel(q).combine(weights, _to_ntt(blind.first[None], q), q)
+    second = _kernel(q).combine(weights, blind.second[None], q)
+    for row, noise in zip(second, _to_ntt(blind.noise, q), strict=True):
+        wide.add(row, noise, q, row)
+    return np.stack([first, second])
+
+
+def encryptions_of_zero(key: PublicKey, draws: Draws, primes: tuple[int, ...]) -> Words:
+    """Encryptions of zero (R, 2, primes, N) in NTT form, one for each of the draws."""
+    each = [_zeros(Blind(key.first[p], key.second[p], draws.u, draws.noise), q) for p, q in enumerate(primes)]
+    return np.stack(each, axis=2).swapaxes(0, 1)
 
 
 class Compiled:
@@ -69,6 +96,8 @@ class CompiledLinear:
         chain = arithmetic.chain
         self._chain, self._place = chain, place
         replies, inputs, ring = weights.shape
+        # Answers by transforms take J transforms and one for each reply; else each takes as many products as monomials.
+        self._transforms = place.places * place.group > MOST_DOTS
         words = arithmetic.to_ntt(residues(weights, chain.primes).reshape(-1, len(chain.primes), ring))
         readers = residues(place.readers(weights), chain.primes)
         by_prime = words.reshape(replies, inputs, len(chain.primes), ring)
@@ -104,6 +133,67 @@ class CompiledLinear:
             factor = inverse_of_others(chain, q)
             narrow.replies(self._weights[p], np.ascontiguousarray(masks[:, p]), added, q, factor, bits, out)
         return out
+
+    def apply(
+        self, masks: Words, used: Words, key: PublicKey | None, draws: Draws | None, bits: int
+    ) -> tuple[Words, Words]:
+        """A request's two halves to those of its reply: answers (places, rows, primes), second halves (R, N).
+
+        `masks` (J, primes, N) are in NTT form, `used` (primes, n) are coefficients. Encryptions of zero under the key
+        are added to both, if there is one. Second halves are switched to 2^bits; answers still need flooding.
+        """
+        chain, place = self._chain, self._place
+        positions = np.ascontiguousarray(place.positions.reshape(-1))
+        out = np.zeros((place.replies, chain.ring), dtype=np.uint64)
+        reads = np.empty((place.replies, positions.size, len(chain.primes)), dtype=np.uint64)
+        firsts = place.uncut(used) if self._transforms else None
+        for p, q in enumerate(chain.primes):
+            reads[:, :, p] = self._one(
+                p,
+                q,
+                np.ascontiguousarray(masks[:, p]),
+                None if firsts is None else firsts[p],
+                None if key is None or draws is None else Blind(key.first[p], key.second[p], draws.u, draws.noise),
+                positions,
+                bits,
+                out,
+            )
+        out &= np.uint64((1 << bits) - 1)
+        answers = reads.reshape(place.replies, place.places, place.group, -1).transpose(1, 0, 2, 3)
+        found = np.ascontiguousarray(answers.reshape(place.places, -1, len(chain.primes))[:, : place.rows])
+        if not self._transforms:
+            modulus = np.array(chain.primes, dtype=np.uint64)
+            found = np.mod(found + self.answers(used), modulus)
+        return found, out
+
+    def _one(
+        self,
+        p: int,
+        q: int,
+        masks: Words,
+        firsts: Words | None,
+        blind: Blind | None,
+        positions: IntArray,
+        bits: int,
+        out: Words,
+    ) -> Words:
+        """What one prime adds to the second halves, and its residues of the coefficients that are read."""
+        factor = inverse_of_others(self._chain, q)
+        if q < narrow.LARGEST and bits <= narrow.MOST_BITS:
+            return blinded(self._weights[p], masks, firsts, blind, positions, q, factor, bits, out)
+        second = _kernel(q).combine(self._weights[p], masks, q)
+        first = np.zeros_like(second)
+        if firsts is not None:
+            first = _kernel(q).combine(self._weights[p], _to_ntt(firsts, q), q)
+        if blind is not None:
+            for half, zeros in zip((first, second), _zeros(blind, q), strict=True):
+                for row, zero in zip(half, zeros, strict=True):
+                    wide.add(row, zero, q, row)
+        _kernel(q).from_ntt(first, q)
+        _kernel(q).from_ntt(second, q)
+        _kernel(q).switch(second, q, factor, bits, out)
+        read: Words = first[:, positions]
+        return read
 
     def answers(self, used: Words) -> Words:
         """Used coefficients (primes, n) to the coefficients that are read, (places, rows, primes)."""

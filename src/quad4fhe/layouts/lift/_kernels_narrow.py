@@ -94,36 +94,44 @@ def _downwards_each(up: Any, down: Any, w: Any, q: Any, inverse: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _forward(a: Any, q: Any, inverse: Any, roots: Any, late: Any, v: Any, t: Any) -> None:
+def _transform(v: Any, t: Any, q: Any, inverse: Any, roots: Any, late: Any) -> None:
+    """Transform v (N,) in place; |v| <= 2^51 before, centred after."""
     n = v.size
     rows = n // _LANES
+    step, blocks = n, 1
+    while step > _LANES:
+        step >>= 1
+        for i in range(blocks):
+            start = 2 * i * step
+            _upwards(v[start : start + step], v[start + step : start + 2 * step], roots[blocks + i], q, inverse)
+        blocks <<= 1
+    for i in range(rows):
+        for j in range(_LANES):
+            t[j, i] = v[i * _LANES + j]
+    step, stage = _LANES // 2, 0
+    while step >= 1:
+        for j in range(_LANES):
+            if j & step:
+                continue
+            _upwards_each(t[j], t[j + step], late[stage, j // (2 * step)], q, inverse)
+        step >>= 1
+        stage += 1
+    for i in range(rows):
+        for j in range(_LANES):
+            v[i * _LANES + j] = _centred(t[j, i], q, inverse)
+
+
+@njit(nogil=True, cache=True)
+def _forward(a: Any, q: Any, inverse: Any, roots: Any, late: Any, v: Any, t: Any) -> None:
     unsigned = np.uint64(q)
     for row in range(a.shape[0]):
         source = a[row]
-        for j in range(n):
+        for j in range(v.size):
             v[j] = _centred(np.float64(np.int64(source[j])), q, inverse)
-        step, blocks = n, 1
-        while step > _LANES:
-            step >>= 1
-            for i in range(blocks):
-                start = 2 * i * step
-                _upwards(v[start : start + step], v[start + step : start + 2 * step], roots[blocks + i], q, inverse)
-            blocks <<= 1
-        for i in range(rows):
-            for j in range(_LANES):
-                t[j, i] = v[i * _LANES + j]
-        step, stage = _LANES // 2, 0
-        while step >= 1:
-            for j in range(_LANES):
-                if j & step:
-                    continue
-                _upwards_each(t[j], t[j + step], late[stage, j // (2 * step)], q, inverse)
-            step >>= 1
-            stage += 1
-        for i in range(rows):
-            for j in range(_LANES):
-                x = np.int64(_centred(t[j, i], q, inverse))
-                source[i * _LANES + j] = np.uint64(x) + unsigned if x < 0 else np.uint64(x)
+        _transform(v, t, q, inverse, roots, late)
+        for j in range(v.size):
+            x = np.int64(v[j])
+            source[j] = np.uint64(x) + unsigned if x < 0 else np.uint64(x)
 
 
 @njit(nogil=True, cache=True)
