@@ -76,8 +76,8 @@ $(VENV)/.docs: pyproject.toml reproduce/pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]' -e reproduce
 	@touch $@
 
-$(VENV)/.notebooks: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]'
+$(VENV)/.notebooks: pyproject.toml reproduce/pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[notebooks]' -e reproduce
 	@touch $@
 
 $(VENV)/.fuzz: pyproject.toml | $(BIN)/python

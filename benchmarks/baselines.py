@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from quad4fhe import MLP
-from quad4fhe.baselines import Comparison, measure, precise
-from quad4fhe.baselines.precise import DEGREES, sign_at
+from quad4fhe_reproduce.baselines import Comparison, measure
+from quad4fhe_reproduce.baselines.precise import DEGREES, precise, sign_at
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("QUAD4FHE_DATA", ROOT.parent / "shared" / "data"))

@@ -29,10 +29,6 @@ import numpy as np
 
 from machine import describe
 from quad4fhe import MLP, Client, Server, fit, plan
-from quad4fhe.baselines.least_squares import least_squares
-from quad4fhe.baselines.ola import ola_of
-from quad4fhe.baselines.preactivations import preactivations
-from quad4fhe.baselines.remez import remez
 from quad4fhe.fitting.degrees import fitting as degrees_fitting
 from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
 from quad4fhe.fitting.families import learning
@@ -40,6 +36,10 @@ from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.fitting.families.selection import Judged, Selection, judged_rows
 from quad4fhe.mlp import decide
 from quad4fhe.polynomial import PolynomialModel
+from quad4fhe.report.preactivations import preactivations
+from quad4fhe_reproduce.baselines.least_squares import least_squares
+from quad4fhe_reproduce.baselines.ola import ola_of
+from quad4fhe_reproduce.baselines.remez import remez
 
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BASELINES = ("least squares", "remez", "ola")

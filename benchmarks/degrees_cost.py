@@ -27,8 +27,8 @@ from degrees import load
 from machine import describe
 from quad4fhe import MLP, Client, Fit, Server, fit, plan
 from quad4fhe._threads import one_thread
-from quad4fhe.he.paper import PaperCircuit, quad
 from quad4fhe.mlp import decide
+from quad4fhe_reproduce.circuit import PaperCircuit, quad
 
 MODEL = "otto"
 CASES = [("shared", 2), *((family, degree) for family in ("unitwise", "head") for degree in (2, 3, 4, 6, 8))]

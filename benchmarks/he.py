@@ -28,9 +28,7 @@ from numpy.typing import NDArray
 
 from machine import describe
 from quad4fhe import MLP, Fit, fit
-from quad4fhe.he.bench import minimum_configuration, minimum_plan, precision_sweep, schemes, table
 from quad4fhe.he.calibrate import calibrate
-from quad4fhe.he.paper import Activation, PaperCircuit, quad
 from quad4fhe.he.session import connect
 from quad4fhe.layouts.batch.evaluation import TILE
 from quad4fhe.layouts.packed.layout import packing_of
@@ -39,6 +37,8 @@ from quad4fhe.layouts.residues import kernels
 from quad4fhe.mlp import decide
 from quad4fhe.planning.plan import Plan
 from quad4fhe.planning.simulate import run
+from quad4fhe_reproduce.ciphertexts import minimum_configuration, minimum_plan, precision_sweep, schemes, table
+from quad4fhe_reproduce.circuit import Activation, PaperCircuit, quad
 
 Floats = NDArray[np.float64]
 

@@ -16,7 +16,6 @@ import pytest
 import quad4fhe
 from quad4fhe import Fit
 from quad4fhe.cli import main
-from quad4fhe.layouts import LAYOUTS
 
 
 @pytest.fixture
@@ -60,16 +59,6 @@ def test_json_is_one_document_with_the_numbers_of_the_file(files: Path, capsys: 
     assert document["certificate"]["calibration_sha256"] == fitted.certificate.calibration_sha256
     code, text, _ = run(capsys, "verify", out, files / "calib.npz", "--json")
     assert json.loads(text)["statement"] == fitted.certificate.statement
-
-
-def test_compare_shows_ours_beside_the_baselines(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare", files / "model.npz", files / "calib.npz", "--test", files / "test.npz"]
-    code, text, _ = run(capsys, *words, "--csv", files / "table.csv")
-    assert code == 0
-    assert all(name in text for name in ("ReLU", "Square", "Remez-7", "OLA", "Precise-11", "Quad"))
-    assert (files / "table.csv").read_text().startswith("name,agreement_cal,")
-    names = [row["name"] for row in json.loads(run(capsys, *words, "--json")[1])["rows"]]
-    assert "Quad" in names
 
 
 def test_plan_then_predict_encrypted(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,15 +118,6 @@ def test_a_plan_is_used_again(files: Path, capsys: pytest.CaptureFixture[str]) -
     assert "--plan has its own box" in err
 
 
-def test_bench_runs_the_papers_circuit_and_ours(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", files / "model.npz", files / "calib.npz", "--test", files / "test.npz", "--samples", 4]
-    code, text, _ = run(capsys, *words, "--no-sweep", "--json")
-    assert code == 0
-    rows = json.loads(text)["minimum"]
-    assert {"Square", "Quad", "Remez-7"} <= {row["scheme"] for row in rows}
-    assert [row["feasible"] for row in rows if row["scheme"].startswith("folded")] == [True] * len(LAYOUTS.names())
-
-
 def test_the_demo_is_lossless_and_its_files_can_be_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,16 +153,12 @@ def test_the_demo_is_lossless_and_its_files_can_be_used(
         ("verify changed.safetensors calib.npz", 1, "changed or damaged"),
         ("fit overlap.npz test.npz --regime hard", 1, "no shared quadratic"),
         ("fit overlap.npz test.npz --target-agreement 1", 1, "reaches the target of"),
-        ("compare model.npz calib.npz", 2, "--test"),
-        ("compare model.npz calib.npz --test test.npz --csv no/such/table.csv", 2, "can't write"),
         ("fit model.npz calib.npz --seed -1", 2, "--seed"),
         ("demo --folder .", 2, "would overwrite"),
         ("plan good.safetensors --samples 0", 2, "at least 1"),
         ("plan good.safetensors --calib test.npz", 2, "samples, but the fit has"),
         ("predict good.safetensors calib.npz --clip", 2, "add --encrypted"),
         ("predict good.safetensors wide.npz --encrypted", 2, "has 4 columns"),
-        ("bench model.npz calib.npz --test wide.npz", 2, "X_test has 4 columns"),
-        ("bench model.npz calib.npz --test test.npz --no-sweep --no-minimum", 2, "nothing to run"),
     ],
 )
 def test_every_mistake_is_one_line_and_the_right_code(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quad4fhe import MLP, CertificateError, Client, Fit, InputError, Server, compare, fit, plan, verify
+from quad4fhe import MLP, CertificateError, Client, Fit, InputError, Server, fit, plan, verify
 from quad4fhe.activations import Activation
 from quad4fhe.activations.intervals import Interval
 from quad4fhe.deep import DeepMLP
@@ -127,11 +127,6 @@ def test_names_and_notes_stay_with_a_deeper_network() -> None:
     assert isinstance(named, DeepMLP)
     assert (named.names.features, named.notes) == (("a", "b", "c", "d"), ("read from a file",))
     assert named.sha256 == NET.sha256
-
-
-def test_what_replaces_one_activation_refuses_a_deeper_network() -> None:
-    with pytest.raises(InputError, match="compare replaces the activation of one hidden layer, and this network has 2"):
-        compare(NET, X, X)
 
 
 @pytest.mark.parametrize(

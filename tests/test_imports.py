@@ -23,7 +23,7 @@ FLOORS = [
     {"calibration"},
     {"proof"},
     {"fitting"},
-    {"baselines", "planning"},
+    {"planning"},
     {"layouts"},
     {"he"},
     {"serve", "folders", "report"},

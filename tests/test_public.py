@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import quad4fhe
-from quad4fhe import MLP, Client, InputError, Plan, Server, compare, fit, plan, score
+from quad4fhe import MLP, Client, InputError, Plan, Server, fit, plan, score
 from quad4fhe.report import report
 from support.cases import PAIRS, PAIRS_X
 
@@ -138,7 +138,7 @@ def test_public_functions_with_many_parameters_describe_each() -> None:
             section = inspect.cleandoc(text).partition("Parameters\n----------\n")[2]
             assert re.findall(r"^(\w+)$", section, re.MULTILINE) == parameters, name
             seen.append(name)
-    assert {"fit", "plan", "verify", "compare", "score", "report", "Remote", "QuadraticReplacement"} <= set(seen)
+    assert {"fit", "plan", "verify", "score", "report", "Remote", "QuadraticReplacement"} <= set(seen)
 
 
 # --- files ------------------------------------------------------------------------------------------------------
@@ -196,15 +196,3 @@ def test_client_and_server_print_in_one_short_line() -> None:
     client = Client(made)
     assert repr(client) == f"Client({both}, key {client.key_id.hex()[:12]})"
     assert repr(Server(PAIRS, made)) == f"Server({both})"
-
-
-def test_a_comparison_prints_as_a_table() -> None:
-    found = compare(PAIRS.mlp, PAIRS_X, PAIRS_X, PAIRS.mlp.decide(PAIRS_X), fits={"ours": PAIRS})
-    lines = str(found).splitlines()
-    assert repr(found) == str(found)
-    assert lines[1].split()[:3] == ["name", "cal", "%"]
-    assert [line.split()[0] for line in lines[2 : 2 + len(found.rows)]] == [row.name.split()[0] for row in found.rows]
-    own = next(line for line in lines if line.startswith("ours"))
-    assert f"{100 * PAIRS.agreement(PAIRS_X):.2f}" in own
-    assert max(map(len, lines)) <= 120
-    assert "\x1b" not in str(found)

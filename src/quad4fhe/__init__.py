@@ -13,9 +13,9 @@ A typical program:
     server.register(client.key_id, client.evaluation_keys())
     decisions = client.decide([server.evaluate(request) for request in client.encrypt(X_test)])
 
-`compare` evaluates other replacements of ReLU, `QuadraticReplacement` is a scikit-learn estimator, `Remote` queries a
-server that `quad4fhe serve` runs, and `score` answers folders of encrypted requests. Every error that is raised on
-purpose is a Quad4FHEError. Names are loaded at their first use, so `import quad4fhe` is quick.
+`QuadraticReplacement` is a scikit-learn estimator, `Remote` queries a server that `quad4fhe serve` runs, and `score`
+answers folders of encrypted requests. Every error that is raised on purpose is a Quad4FHEError. Names are loaded at
+their first use, so `import quad4fhe` is quick.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING
 from quad4fhe import layouts as _layouts  # noqa: F401 - registers them, so that plans find their layout
 
 if TYPE_CHECKING:
-    from quad4fhe.baselines.compare import compare
-    from quad4fhe.baselines.comparison import Comparison
     from quad4fhe.errors import (
         CertificateError,
         FitError,
@@ -59,7 +57,6 @@ __all__ = [
     "Certificate",
     "CertificateError",
     "Client",
-    "Comparison",
     "Evidence",
     "Fit",
     "FitError",
@@ -76,7 +73,6 @@ __all__ = [
     "Server",
     "TargetNotReachedError",
     "Verified",
-    "compare",
     "describe",
     "fit",
     "plan",
@@ -90,7 +86,6 @@ _HOME = {
     "Certificate": "proof.certificate",
     "CertificateError": "errors",
     "Client": "he.session",
-    "Comparison": "baselines.comparison",
     "Evidence": "proof.evidence",
     "Fit": "fitting.result",
     "FitError": "errors",
@@ -107,7 +102,6 @@ _HOME = {
     "Server": "he.session",
     "TargetNotReachedError": "errors",
     "Verified": "proof.verification",
-    "compare": "baselines.compare",
     "describe": "planning.describe",
     "fit": "fitting.cascade",
     "plan": "layouts.planner",

@@ -1,4 +1,4 @@
-"""A registry: entries of one kind (families, layouts, baselines, ...) by name, imported at their first use.
+"""A registry: entries of one kind (families, layouts, workers, ...) by name, imported at their first use.
 
 Each entry is one file and one line in its registry. No other module compares the names of entries.
 """

@@ -11,7 +11,6 @@ import pytest
 from scipy.optimize import minimize
 
 from quad4fhe import MLP, CertificateError, Fit, InputError, fit
-from quad4fhe.baselines.preactivations import preactivations
 from quad4fhe.calibration.lift import Statistics
 from quad4fhe.fitting.result import count_agreement
 from quad4fhe.proof.exact import target_labels
@@ -19,6 +18,7 @@ from quad4fhe.regime import Regime
 from quad4fhe.report.drawing import apart
 from quad4fhe.report.findings import Options, find, measure
 from quad4fhe.report.geometry import plane_view
+from quad4fhe.report.preactivations import preactivations
 from quad4fhe.report.sections.ladder import NOT_RUN, OWN, Rung, climb
 from quad4fhe.report.sections.polynomial import activation
 from support.cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X

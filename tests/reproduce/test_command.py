@@ -1,4 +1,4 @@
-"""`quad4fhe reproduce` comes from a package of its own: found where it is installed, missed in one line elsewhere."""
+"""Commands of other packages: found where they are installed, missed in one line elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import quad4fhe
 from quad4fhe.cli import main
@@ -33,21 +35,25 @@ def package(folder: Path, code: str) -> Path:
     return folder
 
 
-def test_the_installed_package_has_its_page(capsys) -> None:
+def test_the_installed_package_has_its_pages(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--help"]) == 0
     assert "--skip-missing" in capsys.readouterr().out
     assert main(["--help"]) == 0
-    assert "  reproduce  " in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert all(f"  {name}  " in text for name in ("compare", "bench", "reproduce"))
 
 
-def test_without_the_package_the_command_says_how_to_add_it() -> None:
-    for words in (["reproduce"], ["reproduce", "mlp", "--quick", "--out", "x"]):
-        done = run(ABSENT, *words)
-        assert done.returncode == 2
-        assert done.stderr == (
-            "quad4fhe: quad4fhe reproduce needs the package 'quad4fhe-reproduce', which is not installed: "
-            "pip install 'quad4fhe-reproduce[train]'\n"
-        )
+@pytest.mark.parametrize("line", ["reproduce mlp --quick --out x", "compare a b --test c", "bench"])
+def test_without_the_package_its_commands_say_how_to_add_it(line: str) -> None:
+    done = run(ABSENT, *line.split())
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"quad4fhe: quad4fhe {line.split()[0]} is a command of the package quad4fhe-reproduce, which is not installed: "
+        "in a clone of quad4fhe, pip install ./reproduce\n"
+    )
+
+
+def test_without_the_package_its_commands_are_not_listed() -> None:
     done = run(ABSENT, "--help")
     assert done.returncode == 0
     assert "reproduce" not in done.stdout

@@ -1,7 +1,7 @@
 """The encrypted half of the experiments: our folded circuits, and the paper's circuit on its own grid.
 
-Decides what is planned, how many samples are really encrypted and which operations are counted. Circuits are those of
-`he` and `circuit`; every figure here comes from real CKKS ciphertexts, none from a simulation.
+Decides what is planned, how many samples are really encrypted and which operations are counted. Every
+figure here comes from real CKKS ciphertexts, none from a simulation.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ import numpy as np
 
 from quad4fhe.errors import InputError
 from quad4fhe.fitting import Fit
-from quad4fhe.he.bench import PAPER_GRID, SMALL_GRID, Outcome, minimum_configuration, precision_sweep, schemes
-from quad4fhe.he.paper import Activation, PaperCircuit
 from quad4fhe.he.predict import predict_encrypted
 from quad4fhe.layouts import layout_of
 from quad4fhe.layouts.planner import plan
 from quad4fhe.mlp import decide
 from quad4fhe.planning.plan import Plan, Precision
+from quad4fhe_reproduce.ciphertexts import (
+    PAPER_GRID,
+    SMALL_GRID,
+    Outcome,
+    minimum_configuration,
+    precision_sweep,
+    schemes,
+)
+from quad4fhe_reproduce.circuit import Activation, PaperCircuit
 from quad4fhe_reproduce.measure import Bench
 from quad4fhe_reproduce.records import Circuit, Encrypted, Operations
 

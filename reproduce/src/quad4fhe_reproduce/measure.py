@@ -13,11 +13,11 @@ import numpy as np
 from msgspec import structs
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe.baselines import Polynomial, Problem, measure
-from quad4fhe.baselines import fitted as fitted_baselines
 from quad4fhe.fitting import Fit
 from quad4fhe.fitting.families import FAMILIES
 from quad4fhe.mlp import MLP, decide
+from quad4fhe_reproduce.baselines import Polynomial, Problem, measure
+from quad4fhe_reproduce.baselines import fitted as fitted_baselines
 from quad4fhe_reproduce.prepare import Features, Parts
 from quad4fhe_reproduce.records import Fitted, Measured
 

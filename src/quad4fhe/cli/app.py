@@ -24,7 +24,6 @@ from quad4fhe.errors import (
     CertificateError,
     FitError,
     InputError,
-    MissingExtraError,
     Quad4FHEError,
     TargetNotReachedError,
 )
@@ -43,7 +42,7 @@ _PATH_ERRORS |= {errno.ENAMETOOLONG, errno.EMFILE}
 _out_of_memory: list[MemoryError] = []  # keeps the objects of its frames alive; see `entry_point`
 _ANSWER_IS_NO = (CertificateError, FitError, TargetNotReachedError)
 _COMMANDS = "quad4fhe.commands"  # the group of entry points in which other packages name their commands
-_REPRODUCE = "quad4fhe-reproduce"
+_REPRODUCE = ("compare", "bench", "reproduce")  # the commands of quad4fhe-reproduce, in reproduce/ of the repository
 
 ROOT_EPILOG = """\b
 A first run:
@@ -84,14 +83,21 @@ def _version() -> str:
 def add_installed_commands() -> None:
     """Add the commands that installed packages offer; `quad4fhe-reproduce` in this repository is one of them.
 
-    If a package can't be loaded, only its own command fails. Without quad4fhe-reproduce, `quad4fhe reproduce` says how
-    to install it.
+    If a package can't be loaded, only its own command fails. Without quad4fhe-reproduce, its commands say how to
+    install it.
     """
     found = entry_points(group=_COMMANDS)
     for point in found:
         _add(point)
-    if "reproduce" not in found.names:
-        _refuse("reproduce", MissingExtraError(_REPRODUCE, "train", "quad4fhe reproduce", _REPRODUCE))
+    for name in _REPRODUCE:
+        if name not in found.names:
+            _refuse(
+                name,
+                InputError(
+                    f"quad4fhe {name} is a command of the package quad4fhe-reproduce, which is not installed: "
+                    "in a clone of quad4fhe, pip install ./reproduce"
+                ),
+            )
 
 
 def _add(point: EntryPoint) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quad4fhe.baselines import published_names
+from quad4fhe_reproduce.baselines import published_names
 from quad4fhe_reproduce.published import Published, fulltrain
 from quad4fhe_reproduce.recipes import WIDTHS, recipe
 from quad4fhe_reproduce.records import Fitted, Record

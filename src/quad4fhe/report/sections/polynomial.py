@@ -13,7 +13,6 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe._progress import Progress
-from quad4fhe.baselines.preactivations import PreActivations, preactivations
 from quad4fhe.fitting import Fit
 from quad4fhe.fitting.families import FAMILIES
 from quad4fhe.fitting.families.base import Family
@@ -22,6 +21,7 @@ from quad4fhe.proof.families import units_of
 from quad4fhe.report.drawing import Palette, Picture, legend, number
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.markup import from_fit
+from quad4fhe.report.preactivations import PreActivations, preactivations
 from quad4fhe.report.section import Section
 
 _SHOWN = (0.0005, 0.9995)  # the share of pre-activations left out at each end of the axis
