@@ -49,6 +49,7 @@ class StandIn:
         W1 = rng.normal(size=(m, d)) * 2.0 / np.sqrt(d)
         W2 = rng.normal(size=(K, m)) / np.sqrt(m)
         self.model = QuadraticModel(W1, rng.normal(size=m) * 0.5, 0.08 * W2, 0.5 * W2, rng.normal(size=K) * 0.3)
+        self.model_id = self.model.sha256
         self.X = np.clip(rng.normal(size=(n, d)), -3.0, 3.0)
         self.box = np.stack([self.X.min(axis=0), self.X.max(axis=0)])
         ordered = np.sort(self.model.logits(self.X), axis=1)

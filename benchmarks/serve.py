@@ -154,7 +154,7 @@ def main() -> None:
         try:
             assert process.stdout is not None
             url = json.loads(process.stdout.readline())["url"]
-            base = f"{url}/models/{found.model.sha256}"
+            base = f"{url}/models/{found.model_id}"
             plan = Plan.from_dict(httpx.get(f"{base}/plan").json())
             request = next(Client(plan).stream(np.zeros((1, shape[0])).clip(*plan.domain.box)))
             chunks = list(request.chunks)

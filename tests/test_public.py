@@ -192,7 +192,7 @@ def test_score_takes_folders_as_text(tmp_path: Path) -> None:
 
 def test_client_and_server_print_in_one_short_line() -> None:
     made = plan(PAIRS, samples=100, layout="batch")
-    both = f"layout batch, ring N = {made.chain.ring}, model {PAIRS.model.sha256[:12]}"
+    both = f"layout batch, ring N = {made.chain.ring}, model {PAIRS.model_id[:12]}"
     client = Client(made)
     assert repr(client) == f"Client({both}, key {client.key_id.hex()[:12]})"
     assert repr(Server(PAIRS, made)) == f"Server({both})"

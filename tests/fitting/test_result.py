@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quad4fhe import Fit, InputError
+from quad4fhe import Fit, InputError, Server, fit, plan
 from quad4fhe.fitting.diagnostics import KeptShare
 from quad4fhe.io import files as _files
 from support.cases import CASES, LOSSLESS, PAIRS, PAIRS_X
+from support.forging import opened, sealed
 
 
 @pytest.mark.parametrize("case", [0, 1, 2])
@@ -27,6 +28,32 @@ def test_a_saved_fit_comes_back_to_the_last_bit(case: int, tmp_path: Path) -> No
     assert np.array_equal(back.predict(X), found.predict(X))
     assert np.array_equal(back.decision_function(X), found.decision_function(X))
     assert (back.mlp.sha256, back.model.sha256) == (found.mlp.sha256, found.model.sha256)
+
+
+def test_a_model_id_names_a_fit_without_telling_which_weights_it_has(tmp_path: Path) -> None:
+    """An id that is a hash of the weights alone tells which of two known models a server has."""
+    mlp, X = PAIRS.mlp, PAIRS_X
+    first, second = (fit(mlp, X, family="shared") for _ in range(2))
+    assert first.model.sha256 == second.model.sha256
+    assert first.model_id != second.model_id
+    first.save(tmp_path / "fit.safetensors")
+    assert Fit.load(tmp_path / "fit.safetensors").model_id == first.model_id
+    shown = json.dumps([first.to_dict(), plan(first, samples=1).to_dict()]) + repr(first)
+    assert first.model_id in shown
+    assert first.salt.hex() not in shown
+    with pytest.raises(
+        InputError, match=f"is for model {first.model_id[:12]}, but the fit holds {second.model_id[:12]}"
+    ):
+        Server(second, plan(first, samples=1))
+
+
+def test_a_fit_file_without_a_salt_is_refused_with_the_way_out() -> None:
+    manifest, tensors = opened(PAIRS.to_bytes())
+    del manifest["salt"]
+    with pytest.raises(InputError, match=r"holds what no fit can say.*salt.*fit it again"):
+        Fit.from_bytes(sealed(manifest, tensors))
+    with pytest.raises(InputError, match="has format '1', this version reads formats 3 and 4; fit it again"):
+        Fit.from_bytes(sealed({**manifest, "format": 1}, tensors))
 
 
 def test_the_box_and_the_margins_are_those_of_the_calibration_set() -> None:

@@ -37,7 +37,8 @@ def fitted(degree: int, samples: int = 300, **shape: int) -> tuple[Any, np.ndarr
     X = np.random.default_rng(1).uniform(-2, 2, (samples, made.features))
     logits = np.sort(made.logits(X), axis=1)
     margins = np.abs(logits[:, 0]) if made.outputs == 1 else logits[:, -1] - logits[:, -2]
-    return SimpleNamespace(model=made, box=np.stack([X.min(axis=0), X.max(axis=0)]), margins=margins), X
+    box = np.stack([X.min(axis=0), X.max(axis=0)])
+    return SimpleNamespace(model=made, model_id=made.sha256, box=box, margins=margins), X
 
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from quad4fhe import MLP, InputError, QuadraticModel, fit
+from quad4fhe import MLP, Fit, InputError, QuadraticModel, fit
 from quad4fhe.layouts.batch.costs import batch_forecast, batch_seconds
 from quad4fhe.layouts.batch.search import batch_chains, prove
 from quad4fhe.layouts.packed.costs import packed_counts
@@ -14,6 +16,7 @@ from quad4fhe.layouts.packed.noise import hidden_variance, placement
 from quad4fhe.layouts.packed.packing import Packing, split_steps
 from quad4fhe.layouts.planner import plan
 from quad4fhe.mlp import decide
+from quad4fhe.names import Names
 from quad4fhe.planning.bounds import bound
 from quad4fhe.planning.chains import SECURE_BITS, chain
 from quad4fhe.planning.costs import REFERENCE, Shape
@@ -123,7 +126,7 @@ def test_a_plan_file_that_was_tampered_with_is_refused(small_plan: Plan) -> None
         (lambda d: d["domain"].update(bound=d["domain"]["bound"] * 1e6), "overflow"),
         (lambda d: d["chain"].update(ring=2048), "not a prime|secure"),
         (lambda d: d["chain"].update(special=d["chain"]["primes"][0]), "distinct"),
-        (lambda d: d.update(version=2), "version"),
+        (lambda d: d.update(version=1), r"version 1, .* version 2; plan again: quad4fhe plan FIT --json > plan.json"),
         (lambda d: d.update(layout="diagonal"), "layout is 'diagonal', wanted"),
         (lambda d: d.update(per_request=3), "one a slot"),
         (lambda d: d["settings"].update(form="cube"), "settings of this plan are not those of layout batch"),
@@ -150,12 +153,54 @@ def test_a_plan_counts_the_special_prime_exactly_where_its_layout_sends_keys(sma
         Plan.from_dict(data)
 
 
-def test_the_hash_of_a_plan_changes_with_every_shared_parameter(small_plan: Plan) -> None:
-    other_scales = dataclasses.replace(small_plan.scales, x=small_plan.scales.x - 1)
-    wider = dataclasses.replace(small_plan.domain, bound=small_plan.domain.bound * 0.99)
-    other_form = {**small_plan.settings, "form": "square" if small_plan.settings["form"] == "skip" else "skip"}
-    for changed in ({"scales": other_scales}, {"domain": wider}, {"model_id": "0" * 64}, {"settings": other_form}):
-        assert dataclasses.replace(small_plan, **changed).sha256 != small_plan.sha256
+def test_nothing_that_a_plan_says_can_change_under_its_hash() -> None:
+    """A fast plan was shown as strict, with a promise of its own, under the hash that clients compare."""
+    made = plan(promised(), samples=50, layout="lift")
+    document = made.to_dict()
+    accepted = set()
+    for path in leaves(document):
+        forged = json.loads(json.dumps(document))
+        place = forged
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = other_than(place[path[-1]])
+        try:
+            assert Plan.from_dict(forged).sha256 != made.sha256, path
+            accepted.add(path[0])
+        except InputError:
+            pass  # no plan at all
+    read = {"precision", "samples", "calibration", "smallest_margin", "forecast", "promise", "room", "reliable"}
+    assert accepted >= read | {"model_id", "error", "domain", "reference", "clip"}
+
+
+def promised() -> Fit:
+    X = random_samples(900, 4)
+    mlp = MLP(*(np.random.default_rng(3).normal(size=shape) for shape in ((8, 4), (8,), (3, 8), (3,))))
+    names = Names(("a", "b", "c", "d"), ("x", "y", "z"))
+    return fit(mlp.named(names), X, family="shared", holdout=0.5, fresh=True, reliable=0.9)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict | list) and value:
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(each, (*path, key))
+    else:
+        yield path
+
+
+def other_than(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        others = {"strict": "fast", "fast": "strict"}
+        return others.get(value, ("0" if value[:1] != "0" else "1") + value[1:])
+    if isinstance(value, list):
+        return [*value, 0]
+    return value * 0.999 + (value == 0) if isinstance(value, float) else (value or 0) + 1
+
+
+def test_the_hash_of_a_plan_is_the_same_wherever_and_whenever_it_is_made(small: StandInFit, small_plan: Plan) -> None:
+    assert plan(small, samples=100, layout="batch").sha256 == small_plan.sha256
 
 
 def test_bad_questions_are_refused_in_words(small) -> None:

@@ -111,7 +111,7 @@ class Mutations:
     def __init__(self, fit: Fit, plans: dict[str, Plan], seed: int) -> None:
         self.random = random.Random(seed)
         self.plan = plans["batch"]
-        self.path = f"/models/{fit.model.sha256}/evaluate"
+        self.path = f"/models/{fit.model_id}/evaluate"
         self.data = _request(fit, plans["batch"])
         self.packed = _request(fit, plans["packed"])
         client = Client(plans["packed"])

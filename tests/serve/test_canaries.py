@@ -188,7 +188,7 @@ def test_wrong_canaries_are_refused_before_anything_is_sent(fit: Fit, made: Plan
             remote.predict(X, known=known, canaries=3)
         assert server.seen == []
         # A plan of the server's own would bring a tolerance of the server's own.
-        with Remote(server.url, model=fit.model.sha256) as remote, pytest.raises(InputError, match="pin the plan"):
+        with Remote(server.url, model=fit.model_id) as remote, pytest.raises(InputError, match="pin the plan"):
             remote.predict(X, known=known, canaries=3)
         assert server.posts() == 0
     with pytest.raises(InputError, match="one row for each"):

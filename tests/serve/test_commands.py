@@ -53,13 +53,13 @@ def test_keygen_and_query_give_the_models_decisions(running, fit, data, tmp_path
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     options = ("--layout", layout, "--key", secret, "--passphrase-file", tmp_path / "pass")
     code, out, _ = run(
-        capsys, "query", running.url, data, *options, "--model", fit.model.sha256, "--json", "-o", tmp_path / "out.csv"
+        capsys, "query", running.url, data, *options, "--model", fit.model_id, "--json", "-o", tmp_path / "out.csv"
     )
     assert code == 0
     document = json.loads(out)
     wanted = fit.model.decide(np.load(data)["X"]).tolist()
     assert document["decisions"] == wanted
-    assert (document["layout"], document["model"]) == (layout, fit.model.sha256)
+    assert (document["layout"], document["model"]) == (layout, fit.model_id)
     assert [int(line.split(",")[0]) for line in (tmp_path / "out.csv").read_text().splitlines()[1:]] == wanted
     code, out, _ = run(capsys, "query", running.url, data, "--layout", layout)
     assert code == 0

@@ -67,10 +67,10 @@ def hasty(fitted: tuple[Path, Fit]) -> Iterator[RunningServer]:
 
 
 def body(server: RunningServer, fit: Fit) -> tuple[str, bytes]:
-    with Remote(server.url, model=fit.model.sha256, layout="batch") as remote:
+    with Remote(server.url, model=fit.model_id, layout="batch") as remote:
         request = next(Client(remote.plan).stream(inside(fit, 1)))
         data = b"".join(container.write_request(remote.plan, request))
-    return f"{server.url}/models/{fit.model.sha256}/evaluate", data
+    return f"{server.url}/models/{fit.model_id}/evaluate", data
 
 
 def test_a_worker_killed_before_it_began_costs_the_client_nothing(server, fitted) -> None:
@@ -302,7 +302,7 @@ def test_a_restarted_server_is_found_again_and_given_the_keys_again(fitted, tmp_
     words = (file, "--precision", "fast", "--samples", "4", "--workers", "1", "--port", str(port))
     X = inside(fit, 2)
     with RunningServer(*words) as first:
-        with Remote(first.url, model=fit.model.sha256, layout="packed") as unpinned:
+        with Remote(first.url, model=fit.model_id, layout="packed") as unpinned:
             key = keys.generate(unpinned.plan)
         remote = Remote(first.url, key=key, patience=300)
         assert remote.predict(X).key_bytes > 0
@@ -338,12 +338,12 @@ def test_tokens_keep_strangers_out(fitted, tmp_path: Path) -> None:
     with RunningServer(*words) as running:
         assert running.healthy()["workers"] == 1
         for headers in ({}, {"authorization": "Bearer " + "c" * 32}, {"authorization": "Basic " + "a" * 32}):
-            for path in ("/models", "/metrics", f"/models/{fit.model.sha256}/plan", "/openapi.json"):
+            for path in ("/models", "/metrics", f"/models/{fit.model_id}/plan", "/openapi.json"):
                 answer = httpx.get(running.url + path, headers=headers)
                 assert answer.status_code == 401
                 assert answer.headers["www-authenticate"] == "Bearer"
         with pytest.raises(ServiceError, match="wants a token"):
-            Remote(running.url, model=fit.model.sha256)
+            Remote(running.url, model=fit.model_id)
         X = inside(fit, 2)
         with Remote(running.url, token="b" * 32) as remote:
             assert (remote.predict(X).decisions == fit.model.decide(X)).all()

@@ -73,7 +73,7 @@ def test_a_feature_is_not_recovered_by_halving_the_box(fit: Fit, made: Plan) -> 
 
     def query(server: HostileServer) -> None:
         try:
-            with Remote(server.url, model=fit.model.sha256, layout=made.layout) as remote:
+            with Remote(server.url, model=fit.model_id, layout=made.layout) as remote:
                 remote.predict(X)
         except Quad4FHEError:
             pass
@@ -112,7 +112,7 @@ def test_a_sample_outside_the_servers_box_is_reported_after_everything_was_sent(
     for high, error in ((made.domain.high[0], None), (edge, "pin a plan whose hash")):
         server = HostileServer(boxed(made, made.domain.low[0], high))
         server.answer = zeros(Plan.from_dict(server.fields))
-        with server, Remote(server.url, model=fit.model.sha256) as remote:
+        with server, Remote(server.url, model=fit.model_id) as remote:
             if error is None:
                 remote.predict(X)
             else:
@@ -152,7 +152,7 @@ def test_a_refused_reply_changes_nothing_that_is_sent(fit: Fit, made: Plan, conc
 
     transcripts = []
     for answer in (good, with_residues(made, noise), late):
-        with HostileServer(made.to_dict(), answer) as server, Remote(server.url, model=fit.model.sha256) as remote:
+        with HostileServer(made.to_dict(), answer) as server, Remote(server.url, model=fit.model_id) as remote:
             if answer is good:
                 remote.predict(X, concurrency=concurrency)
             else:
@@ -173,7 +173,7 @@ def test_the_connection_is_closed_before_a_reply_is_decrypted(fit: Fit, batch: P
 
     monkeypatch.setattr(Client, "decrypt", spy)
     X = inside(fit, batch.per_request + 1)
-    with HostileServer(batch.to_dict(), zeros(batch)) as server, Remote(server.url, model=fit.model.sha256) as remote:
+    with HostileServer(batch.to_dict(), zeros(batch)) as server, Remote(server.url, model=fit.model_id) as remote:
         remote.predict(X)
         remote.predict(X)  # and the next call finds its way again
     assert checked == [2, 2, 4, 4]
@@ -191,7 +191,7 @@ def test_replies_that_change_places_are_refused(fit: Fit, batch: Plan) -> None:
     X = inside(fit, batch.per_request + 1)
     with (
         HostileServer(batch.to_dict(), swapped) as server,
-        Remote(server.url, model=fit.model.sha256) as remote,
+        Remote(server.url, model=fit.model_id) as remote,
         pytest.raises(ReplyError, match="another request"),
     ):
         remote.predict(X)
@@ -228,7 +228,7 @@ def test_a_plan_that_no_planner_makes_is_refused_whatever_the_samples_are(fit: F
     fields = copy.deepcopy(batch.to_dict())
     change(fields)
     with HostileServer(fields) as server, pytest.raises(InputError, match="plan"):
-        Remote(server.url, model=fit.model.sha256)
+        Remote(server.url, model=fit.model_id)
     assert server.posts() == 0
 
 
@@ -284,9 +284,9 @@ def test_a_token_does_not_meet_a_proxy_of_the_environment(
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
         monkeypatch.delenv("NO_PROXY", raising=False)
         monkeypatch.delenv("no_proxy", raising=False)
-        with Remote(server.url, model=fit.model.sha256, token="t" * 32) as remote:
+        with Remote(server.url, model=fit.model_id, token="t" * 32) as remote:
             remote.predict(inside(fit, 1))
-        with Remote(server.url, model=fit.model.sha256) as remote:
+        with Remote(server.url, model=fit.model_id) as remote:
             remote.predict(inside(fit, 1))
     assert proxy.seen == []
     assert [headers.get("authorization") for headers in server.headers] == [f"Bearer {'t' * 32}"] * 2 + [None] * 2
@@ -296,7 +296,7 @@ def test_a_redirection_is_not_followed(fit: Fit, batch: Plan) -> None:
     with (
         HostileServer(batch.to_dict(), zeros(batch)) as other,
         HostileServer(batch.to_dict(), lambda number, body: (307, other.url.encode())) as server,
-        Remote(server.url, model=fit.model.sha256) as remote,
+        Remote(server.url, model=fit.model_id) as remote,
         pytest.raises(ServiceError, match="307"),
     ):
         remote.predict(inside(fit, 1))
@@ -307,7 +307,7 @@ def test_a_reply_is_not_read_beyond_the_size_the_plan_allows(fit: Fit, batch: Pl
     longest = container.size(batch, container.Kind.reply)
     with (
         HostileServer(batch.to_dict(), lambda number, body: (200, bytes(longest + 1))) as server,
-        Remote(server.url, model=fit.model.sha256) as remote,
+        Remote(server.url, model=fit.model_id) as remote,
         pytest.raises(ServiceError, match=f"more than the {longest} bytes"),
     ):
         remote.predict(inside(fit, 1))
@@ -317,7 +317,7 @@ def test_a_reply_is_not_read_beyond_the_size_the_plan_allows(fit: Fit, batch: Pl
 def test_json_of_any_depth_is_one_line(fit: Fit, batch: Plan, data: bytes) -> None:
     with HostileServer(data, lambda number, body: (400, data[: 2**16])) as server:
         with pytest.raises((ServiceError, InputError), match="plan"):
-            Remote(server.url, model=fit.model.sha256)
+            Remote(server.url, model=fit.model_id)
         with Remote(server.url, plan=batch) as remote, pytest.raises(ServiceError, match="no reason given"):
             remote.predict(inside(fit, 1))
 
@@ -327,7 +327,7 @@ def test_what_a_server_says_can_not_control_the_terminal(fit: Fit, batch: Plan) 
     with HostileServer(
         fields, lambda number, body: (200, b'{"models": [{"id": "\\u001b[2J"}, {"id": "b"}]}')
     ) as server:
-        for arguments in ({"model": fit.model.sha256}, {}):
+        for arguments in ({"model": fit.model_id}, {}):
             with pytest.raises(Quad4FHEError) as caught:
                 Remote(server.url, **arguments)
             assert str(caught.value).isprintable()

@@ -63,7 +63,7 @@ class Messages:
 
     def __init__(self, server: RunningServer, fit: Fit, seed: int) -> None:
         self.random = random.Random(seed)
-        base = f"/models/{fit.model.sha256}"
+        base = f"/models/{fit.model_id}"
         x = np.mean(fit.box, axis=0)[None]
         self.good = [self.message("GET", path, b"") for path in ("/health", "/metrics", "/models", f"{base}/plan")]
         for layout in ("batch", "packed"):

@@ -54,7 +54,7 @@ def headers(token: str) -> dict[str, str]:
 
 
 def url(server: RunningServer, fit: Fit) -> str:
-    return f"{server.url}/models/{fit.model.sha256}/evaluate"
+    return f"{server.url}/models/{fit.model_id}/evaluate"
 
 
 def begun(server: RunningServer, fit: Fit, body: bytes, sent: int, token: str = A) -> socket.socket:
@@ -130,12 +130,12 @@ def test_requests_that_wait_make_room_and_tokens_take_turns(server, fitted, body
 def test_transparent_requests_are_400_and_the_worker_lives(server, fitted) -> None:
     fit = fitted[1]
     workers = server.workers()
-    with Remote(server.url, layout="packed", token=A, model=fit.model.sha256) as remote:
+    with Remote(server.url, layout="packed", token=A, model=fit.model_id) as remote:
         client = Client(remote.plan)
         keys = client.evaluation_keys()
         assert keys is not None
         data = b"".join(container.write_keys(remote.plan, client.key_id, keys))
-        place = f"{server.url}/models/{fit.model.sha256}/keys/{client.key_id.hex()}"
+        place = f"{server.url}/models/{fit.model_id}/keys/{client.key_id.hex()}"
         assert httpx.put(place, content=data, headers=headers(A), timeout=300).status_code == 204
         (request,) = client.encrypt(inside(fit, 1))
         spoilt = []
@@ -155,7 +155,7 @@ def test_transparent_requests_are_400_and_the_worker_lives(server, fitted) -> No
         stranger = Client(remote.plan)
         empty = data[:76] + stranger.key_id + data[92 : container.HEADER_BYTES] + bytes(len(data) - 164)
         zero = empty + hashlib.sha256(empty).digest()
-        place = f"{server.url}/models/{fit.model.sha256}/keys/{stranger.key_id.hex()}"
+        place = f"{server.url}/models/{fit.model_id}/keys/{stranger.key_id.hex()}"
         answer = httpx.put(place, content=zero, headers=headers(A), timeout=300)
         assert (answer.status_code, "encrypts nothing" in answer.json()["error"]) == (400, True)
         assert post(server, fit, b"".join(container.write_request(remote.plan, request)), A).status_code == 200

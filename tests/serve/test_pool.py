@@ -67,12 +67,12 @@ def gone(pid: int) -> bool:
 
 def body(server: RunningServer, fit: Fit) -> tuple[str, bytes, bytes]:
     """A request, and the reply to it as it is computed here."""
-    with Remote(server.url, model=fit.model.sha256, layout="batch") as remote:
+    with Remote(server.url, model=fit.model_id, layout="batch") as remote:
         made = next(Client(remote.plan).stream(inside(fit, 2)))
         data = b"".join(container.write_request(remote.plan, made))
         request = container.read_request(remote.plan, container.View(memoryview(data)))
         reply = b"".join(container.write_reply(remote.plan, Server(fit, remote.plan).evaluate(request)))
-    return f"{server.url}/models/{fit.model.sha256}/evaluate", data, reply
+    return f"{server.url}/models/{fit.model_id}/evaluate", data, reply
 
 
 def test_ray_workers_answer_as_this_process_does(server, fitted) -> None:

@@ -44,13 +44,13 @@ def plan_of(server: RunningServer, layout: str) -> Plan:
 def evaluate(server: RunningServer, fit: Fit) -> httpx.Response:
     plan = plan_of(server, "batch")
     data = b"".join(container.write_request(plan, next(Client(plan).stream(np.mean(fit.box, axis=0)[None]))))
-    return httpx.post(f"{server.url}/models/{fit.model.sha256}/evaluate", content=data, headers=OCTETS, timeout=300)
+    return httpx.post(f"{server.url}/models/{fit.model_id}/evaluate", content=data, headers=OCTETS, timeout=300)
 
 
 def upload_keys(server: RunningServer, fit: Fit) -> httpx.Response:
     client = Client(plan_of(server, "packed"))
     data = b"".join(container.write_keys(client.plan, client.key_id, client.evaluation_keys()))
-    path = f"{server.url}/models/{fit.model.sha256}/keys/{client.key_id.hex()}"
+    path = f"{server.url}/models/{fit.model_id}/keys/{client.key_id.hex()}"
     return httpx.put(path, content=data, headers=OCTETS, timeout=300)
 
 
@@ -184,7 +184,7 @@ def test_a_long_body_nobody_wants_is_not_read_and_the_client_sees_why(server, fi
             yield bytes(2**20)
 
     headers = OCTETS | {"content-length": str(length)}
-    for path, status in ((f"/models/{fitted[1].model.sha256}/evaluate", 413), ("/models/nothing/evaluate", 404)):
+    for path, status in ((f"/models/{fitted[1].model_id}/evaluate", 413), ("/models/nothing/evaluate", 404)):
         sent = 0
         answer = httpx.post(server.url + path, content=body(), headers=headers, timeout=300)
         assert answer.status_code == status

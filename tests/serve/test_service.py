@@ -48,7 +48,7 @@ def inside(fit: Fit, n: int, seed: int = 5) -> np.ndarray:
 def test_answers_over_http_are_the_local_encrypted_ones(server, fits, which: int, layout) -> None:
     fit = list(fits.values())[which]
     X = inside(fit, 40)
-    with Remote(server.url, model=fit.model.sha256, layout=layout) as remote:
+    with Remote(server.url, model=fit.model_id, layout=layout) as remote:
         found = remote.predict(X)
         local = predict_encrypted(fit, remote.plan, X)
     assert (found.decisions == local.decisions).all()
@@ -61,7 +61,7 @@ def test_answers_over_http_are_the_local_encrypted_ones(server, fits, which: int
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_requests_in_flight_together_come_back_in_order(server, fits, concurrency: int) -> None:
     fit = list(fits.values())[1]
-    with Remote(server.url, model=fit.model.sha256, layout="packed") as remote:
+    with Remote(server.url, model=fit.model_id, layout="packed") as remote:
         X = inside(fit, 6 * remote.plan.per_request + 1)
         done = []
         found = remote.predict(X, concurrency=concurrency, progress=lambda *args: done.append(args))
@@ -95,7 +95,7 @@ def test_two_requests_are_in_flight_by_default_and_one_that_fails_ends_them_all(
         return real(remote, kind, body, size)
 
     monkeypatch.setattr(Remote, "_evaluate", paired)
-    with Remote(server.url, model=fit.model.sha256, layout="packed") as remote:
+    with Remote(server.url, model=fit.model_id, layout="packed") as remote:
         X = inside(fit, 6 * remote.plan.per_request)
         with pytest.raises(ServiceError, match="broken"):
             remote.predict(X)
@@ -110,7 +110,7 @@ def test_two_requests_are_in_flight_by_default_and_one_that_fails_ends_them_all(
 def test_a_kept_key_is_given_to_the_server_once(server, fits, layout, tmp_path: Path) -> None:
     fit = next(iter(fits.values()))
     X = inside(fit, 2)
-    with Remote(server.url, model=fit.model.sha256, layout=layout) as remote:
+    with Remote(server.url, model=fit.model_id, layout=layout) as remote:
         keys.save(keys.generate(remote.plan), tmp_path / "own.key")
     with Remote(server.url, key=keys.load(tmp_path / "own.key")) as remote:
         first = remote.predict(X)
@@ -145,7 +145,7 @@ def test_nothing_that_travels_holds_a_feature_or_repeats(server, fits, layout, m
     fit = next(iter(fits.values()))
     X = np.repeat(inside(fit, 1), 2, axis=0)
     capture = Capture(monkeypatch)
-    with Remote(server.url, model=fit.model.sha256, layout=layout) as remote:
+    with Remote(server.url, model=fit.model_id, layout=layout) as remote:
         key = keys.generate(remote.plan)
     with Remote(server.url, key=key) as remote:
         for _ in range(2):
@@ -170,7 +170,7 @@ def test_nothing_that_travels_holds_a_feature_or_repeats(server, fits, layout, m
 
 def test_the_catalogue_health_and_metrics_answer(server, fits) -> None:
     models = httpx.get(f"{server.url}/models").json()["models"]
-    assert {one["id"] for one in models} == {fit.model.sha256 for fit in fits.values()}
+    assert {one["id"] for one in models} == {fit.model_id for fit in fits.values()}
     assert all(one["layouts"] == LAYOUTS for one in models)
     assert server.healthy()["workers"] == 2
     assert "quad4fhe_requests_total" in httpx.get(f"{server.url}/metrics").text
@@ -204,10 +204,10 @@ def post(server: RunningServer, path: str, body: bytes, **headers: str) -> httpx
 
 
 def encrypted(server: RunningServer, fit: Fit, layout: str) -> tuple[str, Plan, bytes]:
-    with Remote(server.url, model=fit.model.sha256, layout=layout) as remote:
+    with Remote(server.url, model=fit.model_id, layout=layout) as remote:
         plan = remote.plan
     data = b"".join(container.write_request(plan, next(Client(plan).stream(inside(fit, 1)))))
-    return f"/models/{fit.model.sha256}/evaluate", plan, data
+    return f"/models/{fit.model_id}/evaluate", plan, data
 
 
 def test_every_wrong_body_has_its_own_answer(server, fits) -> None:
@@ -222,7 +222,7 @@ def test_every_wrong_body_has_its_own_answer(server, fits) -> None:
     assert post(server, path, bytes(largest + 1)).status_code == 413
     assert post(server, path, data, content_type="text/plain").status_code == 415
     assert post(server, path, data, content_encoding="gzip").status_code == 415
-    assert post(server, f"/models/{other.model.sha256}/evaluate", data).status_code in (400, 413)
+    assert post(server, f"/models/{other.model_id}/evaluate", data).status_code in (400, 413)
     assert post(server, "/models/nothing/evaluate", data).status_code == 404
     answer = post(server, path, data[:200])
     assert set(answer.json()) == {"error"}
@@ -257,7 +257,7 @@ def test_packed_requests_need_keys_and_keys_are_not_replaced(server, fits) -> No
     assert answer.headers["quad4fhe-keys"] == "missing"
     client = Client(plan)
     own = b"".join(container.write_keys(plan, client.key_id, client.evaluation_keys()))
-    place = f"{server.url}/models/{fit.model.sha256}/keys/{client.key_id.hex()}"
+    place = f"{server.url}/models/{fit.model_id}/keys/{client.key_id.hex()}"
     octets = {"content-type": "application/octet-stream"}
     damaged = own[:-1] + bytes([own[-1] ^ 1])
     assert httpx.put(place, content=damaged, headers=octets, timeout=300).status_code == 400
@@ -280,7 +280,7 @@ def test_the_log_holds_no_id_and_no_payload(server, fits) -> None:
     post(server, path, data)
     text = "\n".join(server.log)
     assert "POST /models/{id}/evaluate 200" in text
-    assert fit.model.sha256 not in text
+    assert fit.model_id not in text
     assert data[76:92].hex() not in text
 
 

@@ -145,7 +145,7 @@ def test_idle_sockets_and_half_sent_headers_keep_nobody_out(server, fitted, say,
 
 
 def test_bodies_that_never_begin_keep_nobody_out(server: RunningServer, fitted: tuple[Path, Fit]) -> None:
-    path = f"/models/{fitted[1].model.sha256}/evaluate"
+    path = f"/models/{fitted[1].model_id}/evaluate"
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\nContent-Length: 999\r\n"
     with sockets(server, 84, f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode()):
         assert httpx.get(f"{server.url}/health", timeout=300).json() == {"workers": 1, "busy": 0}

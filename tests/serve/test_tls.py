@@ -25,15 +25,15 @@ def test_tls_serves_who_trusts_the_certificate_and_nobody_else(tmp_path: Path) -
     with RunningServer(tmp_path / "fit.safetensors", *words) as running:
         assert running.url.startswith("https://")
         trust = ssl.create_default_context(cafile=str(certificate))
-        with Remote(running.url, model=fit.model.sha256, verify=trust) as remote:
+        with Remote(running.url, model=fit.model_id, verify=trust) as remote:
             assert (remote.predict(X).decisions == fit.model.decide(X)).all()
         with pytest.raises(ServiceError, match="certificate is not trusted"):
-            Remote(running.url, model=fit.model.sha256)
+            Remote(running.url, model=fit.model_id)
         # It does not try again until its patience ends: this test would not end.
         with pytest.raises(ServiceError, match=f"speaks TLS; try {running.url}"):
             Remote(running.url.replace("https", "http"), patience=1e6)
         headers = {"content-type": "application/octet-stream", "content-length": str(2**28)}
-        path = f"{running.url}/models/{fit.model.sha256}/evaluate"
+        path = f"{running.url}/models/{fit.model_id}/evaluate"
         refused = httpx.post(path, content=iter([bytes(2**20)] * 2**8), headers=headers, verify=trust, timeout=300)
         assert refused.status_code == 413  # seen although the body was not read to its end
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -112,24 +112,14 @@ def with_residues(plan: Plan, change: Callable[[int, Any], Any]) -> Answer:
 
 def evaluating(fit: Fitted, plan: Plan, model: QuadraticModel | None = None) -> Answer:
     """Answer by evaluation: of the plan's model, or under its name of another one."""
-    other = fit.model if model is None else model
-    used = dataclasses.replace(plan, model_id=other.sha256)
+    other = SimpleNamespace(model=fit.model if model is None else model, model_id=plan.model_id)
     with mock.patch.object(
         session, "_require_room"
     ):  # a server that lies does not ask whether the plan's bound is true
-        server = Server(_Stand(other, fit.box, fit.margins), used)
+        server = Server(other, plan)
 
     def answer(_: int, body: bytes) -> tuple[int, bytes]:
-        request = container.read_request(plan, io.BytesIO(body))
-        identity = dataclasses.replace(request.identity, plan=used.sha256, model=used.model_id)
-        found = server.evaluate(dataclasses.replace(request, identity=identity))
-        return 200, b"".join(container.write_reply(plan, Reply(request.identity, found.chunks)))
+        found = server.evaluate(container.read_request(plan, io.BytesIO(body)))
+        return 200, b"".join(container.write_reply(plan, found))
 
     return answer
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stand:
-    model: QuadraticModel
-    box: Any
-    margins: Any

@@ -159,5 +159,5 @@ def works(server: RunningServer, fit: Fit, *layouts: str) -> None:
     """The next request in each layout (batch unless told) gets its right answer."""
     X = inside(fit, 3)
     for layout in layouts or ("batch",):
-        with Remote(server.url, model=fit.model.sha256, layout=layout, patience=300) as remote:
+        with Remote(server.url, model=fit.model_id, layout=layout, patience=300) as remote:
             assert (remote.predict(X).decisions == fit.model.decide(X)).all()

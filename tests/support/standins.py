@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,10 @@ class StandInFit:
     model: QuadraticModel
     box: Floats
     margins: Floats
+
+    @property
+    def model_id(self) -> str:
+        return hashlib.sha256(b"stand-in" + self.model.sha256.encode()).hexdigest()
 
 
 def stand_in(model: QuadraticModel, X: Floats, box: Floats | None = None) -> StandInFit:

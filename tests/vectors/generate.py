@@ -17,7 +17,6 @@ RING = 2048
 MODEL_ID = hashlib.sha256(b"a model that does not exist").hexdigest()
 KEY, NONCE = bytes(range(16)), bytes(range(16, 32))
 SEED = bytes(range(32, 64))
-PRIVATE = ("precision", "samples", "calibration", "smallest_margin", "forecast", "promise")
 
 BATCH_PRIMES, SPECIAL = (249857, 188417), 12289
 PACKED_PRIMES, PACKED_SPECIAL = (147457, 40961), 163841
@@ -31,7 +30,7 @@ def plan(
 ) -> dict[str, Any]:
     """A small plan: 2 features, 4 units, 2 outputs."""
     return {
-        "version": 1,
+        "version": 2,
         "layout": layout,
         "precision": "fast",
         "samples": 4,
@@ -74,6 +73,12 @@ def plan(
         if layout == "batch"
         else {"level": 0.5, "confidence": 0.5, "threshold": 0.25, "coverage": 0.5, "power": 0.5},
         "promise": None,
+        "reference": None,
+        "room": None,
+        "clip": False,
+        "feature_names": None,
+        "class_names": None,
+        "feature_part": None,
     }
 
 
@@ -92,9 +97,8 @@ def plans() -> dict[str, Any]:
 
 def plan_hash(fields: dict[str, Any]) -> str:
     """The hash that client and server compare."""
-    shared = {name: value for name, value in fields.items() if name not in PRIVATE}
-    text = json.dumps(shared, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(b"quad4fhe-plan-1" + text.encode()).hexdigest()
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(b"quad4fhe-plan-2" + text.encode()).hexdigest()
 
 
 def synthetic(shape: tuple[int, ...], primes: tuple[int, ...]) -> list[int]:

@@ -69,7 +69,7 @@ def _server(size: Size, plan: Any) -> Any:
     with np.load(_stored()) as stored:
         model = QuadraticModel(*(stored[name] for name in ("W1", "b1", "S", "T", "c")))
         checked = _sha256(size.plan) in stored["checked"]
-    return Server(SimpleNamespace(model=model), plan, checked=checked)
+    return Server(SimpleNamespace(model=model, model_id=plan.model_id), plan, checked=checked)
 
 
 def _stored() -> Path:

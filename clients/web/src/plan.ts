@@ -79,7 +79,7 @@ export function readPlan(answer: unknown, sha256: string): Plan {
   const domain = record(json["domain"], "the domain");
   const error = record(json["error"], "the error");
   if (!/^[0-9a-f]{64}$/.test(sha256)) refuse("its hash is not one");
-  if (json["version"] !== 1) refuse(`it is of version ${String(json["version"])}, and this page reads version 1`);
+  if (json["version"] !== 2) refuse(`it is of version ${String(json["version"])}, and this page reads version 2`);
   const plan: Plan = {
     layout: text(json["layout"], "layout"),
     sha256,

@@ -139,7 +139,7 @@ def _export_page(fit_file: Path, page: Path | None, server: str | None, plan_fil
     plan = Plan.load(plan_file)
     if plan.feature_part is not None:
         raise InputError("the page as one file can't run the model's feature part; use quad4fhe serve --page instead")
-    require_model(plan, Fit.load(fit_file).model)
+    require_model(plan, Fit.load(fit_file))
     data = one_file(plan, server)
     write_atomically(check_place(page), data)
     digest = hashlib.sha256(data).hexdigest()

@@ -239,7 +239,6 @@ def plan_options(
     fitted: quad4fhe.Fit, samples: int, precision: str, box: Box, calib: Path | None, replies: str
 ) -> dict[str, Any]:
     """The arguments of `plan` and `plans` that these options ask for."""
-    from quad4fhe.he.calibrate import calibrate
     from quad4fhe.raw import samples_for
 
     if samples < 1:
@@ -252,7 +251,6 @@ def plan_options(
         "replies": None if replies == "auto" else replies,
         "X": X_cal,
         **box.plan_options(fitted.mlp.features, fitted.names),
-        "machine": calibrate(),
     }
 
 

@@ -36,7 +36,8 @@ def plan_command(
     """Choose every encryption parameter for FIT and forecast the cost.
 
     Ring, primes, scales and layout follow from the fit's margins and the range of its inputs; time and bytes are
-    forecast for this machine. --calib bounds the error on the samples themselves, which allows cheaper parameters.
+    forecast for this machine (with --json for the reference machine). --calib bounds the error on the samples
+    themselves, which allows cheaper parameters.
     All layouts are compared in one table, and the cheapest that keeps every decision is taken. --json prints the plan
     that `keygen`, `serve`, `query` and `predict` take.
 
@@ -48,6 +49,7 @@ def plan_command(
     quad4fhe plan fit.safetensors --box limits.csv --clip
     """
     from quad4fhe import Fit, describe, plan
+    from quad4fhe.he.calibrate import calibrate
     from quad4fhe.layouts.planner import plans
     from quad4fhe.planning.describe import table
 
@@ -55,6 +57,8 @@ def plan_command(
         progress("plan", 0, 0)
         fitted = Fit.load(fit_file)
         options = plan_options(fitted, samples, precision, Box(box, widen, clip), calib, replies)
+        if not json:  # times of this machine are for people: in a plan they would change its hash
+            options["machine"] = calibrate()
         found = plans(fitted, **options) if layout == "auto" else [plan(fitted, layout=layout, **options)]
     if json:
         print_json(found[0].to_dict())

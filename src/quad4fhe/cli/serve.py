@@ -194,10 +194,10 @@ def _hosted(
         for file, name in zip(fits, names, strict=True):
             progress("plan", len(hosted), len(fits))
             fit = Fit.load(file)
-            own = [plan for plan in given if plan.model_id == fit.model.sha256]
+            own = [plan for plan in given if plan.model_id == fit.model_id]
             own = own or _plans(fit, samples, layouts, precision, box, replies)
             hosted.append(HostedModel(fit, tuple(own), name))
-    models = {each.fit.model.sha256 for each in hosted}
+    models = {each.model_id for each in hosted}
     for file, plan in zip(plans, given, strict=True):
         if plan.model_id not in models:
             make = f"quad4fhe plan {quote(str(fits[0]))} --json > {quote(str(file))}"

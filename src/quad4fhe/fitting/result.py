@@ -6,9 +6,12 @@ checks.
 
 from __future__ import annotations
 
+import hashlib
 import html
 import operator
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -39,8 +42,8 @@ from quad4fhe.proof.promise import Guarantee
 from quad4fhe.proof.reliable import is_above
 from quad4fhe.regime import Regime
 
-FORMAT = 1
-HIGHER_FORMAT = 2  # of fits of a degree above 2
+FORMAT = 3
+HIGHER_FORMAT = 4  # of fits of a degree above 2
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -59,6 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     certificate: Certificate
     versions: dict[str, Version]
     guarantee: Guarantee | None
+    salt: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     degree: Annotated[int, msgspec.Meta(ge=2, le=8)] = 2
     feature_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None
@@ -80,6 +84,9 @@ class Fit(Certified):
 
     Where `mlp` has a feature part, every method takes raw inputs; features that `mlp.inputs` made are taken as well.
 
+    `model_id` names the model to clients. It is a hash of the weights and of `salt`, which is random and stays in the
+    fit file, so it names the model without telling which of several known models it is.
+
     `loaded` says that the fit comes from a file. `verify` then checks the model, the coefficients, the box, the margins
     and the certificate against the calibration data. It can't check `regime`, `threshold`, `seed`, `diagnostics` and
     `versions`, which say how the fit was made: they are claims of the author of the file.
@@ -89,6 +96,12 @@ class Fit(Certified):
     diagnostics: Diagnostics
     versions: dict[str, str]
     loaded: bool = False
+    salt: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)
+
+    @property
+    def model_id(self) -> str:
+        """What clients call the model."""
+        return hashlib.sha256(b"quad4fhe-model-1" + self.salt + bytes.fromhex(self.model.sha256)).hexdigest()
 
     @property
     def names(self) -> Names:
@@ -268,6 +281,7 @@ class Fit(Certified):
             versions=manifest.versions,
             guarantee=manifest.guarantee,
             loaded=True,
+            salt=bytes.fromhex(manifest.salt),
         )
 
     def _tensors(self) -> dict[str, Array]:
@@ -299,6 +313,7 @@ class Fit(Certified):
             certificate=self.certificate,
             versions=self.versions,
             guarantee=self.guarantee,
+            salt=self.salt.hex(),
             degree=self.degree,
             feature_names=self.names.features,
             class_names=self.names.classes,
@@ -307,9 +322,10 @@ class Fit(Certified):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The manifest as plain Python data, for JSON."""
+        """The manifest as plain Python data, for JSON, without the salt, which stays in the fit file."""
         document = msgspec.to_builtins(self._manifest())
         assert isinstance(document, dict)
+        del document["salt"]
         return document
 
     def summary(self) -> list[tuple[str, str]]:

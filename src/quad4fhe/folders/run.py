@@ -161,11 +161,10 @@ def score(
 
 def _require_fit(fit: Fitted, plan: Plan, requests: Path) -> None:
     """Raise InputError unless the requests are for the model of this fit."""
-    found = fit.model.sha256
-    if found != plan.model_id:
+    if fit.model_id != plan.model_id:
         raise InputError(
-            f"the requests in {requests} are for model {plan.model_id[:12]}, but the fit holds {found[:12]}: give the "
-            "fit of that model, or plan for this one and encrypt again"
+            f"the requests in {requests} are for model {plan.model_id[:12]}, but the fit holds {fit.model_id[:12]}: "
+            "give the fit of that model, or plan for this one and encrypt again"
         )
 
 

@@ -61,7 +61,9 @@ class Scorer:
     ) -> None:
         self._plan, self._keys = Plan.from_dict(plan), keys
         cache = key_cache([self._plan], KEYS_AT_ONCE)
-        self._server = Server(SimpleNamespace(model=model), self._plan, keys=cache, backend=backend)
+        self._server = Server(
+            SimpleNamespace(model=model, model_id=self._plan.model_id), self._plan, keys=cache, backend=backend
+        )
         self._server.warm_up()
 
     def __call__(self, task: Task) -> TaskResult:

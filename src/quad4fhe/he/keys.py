@@ -34,7 +34,7 @@ from quad4fhe.io.files import writing
 from quad4fhe.planning.plan import Plan
 from quad4fhe.proof.drift import State, Watch
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"Q4KEY\r\n\x1a"
 _FIRST = struct.Struct("<8sHI")
 _SALT, _NONCE, _TAG, _DIGEST = 16, 12, 16, 32

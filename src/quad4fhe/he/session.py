@@ -30,7 +30,7 @@ from quad4fhe.layouts.forms import Kind
 from quad4fhe.layouts.residues import KernelName
 from quad4fhe.mlp import decide
 from quad4fhe.planning.box import check_inside
-from quad4fhe.planning.plan import Fitted, Plan, require_model
+from quad4fhe.planning.plan import Hosted, Plan, require_model
 from quad4fhe.polynomial import PolynomialModel
 
 _WARMED = 2**26  # bytes of a request; a larger one is not worth a warm-up
@@ -231,7 +231,7 @@ class Server:
     Parameters
     ----------
     fit
-        The fit, or anything else with a polynomial `model`.
+        The fit, or anything else with a polynomial `model` and its `model_id`.
     plan
         Every encryption parameter, from `plan`.
     kernel
@@ -248,7 +248,7 @@ class Server:
 
     def __init__(
         self,
-        fit: Fitted,
+        fit: Hosted,
         plan: Plan,
         kernel: KernelName = "auto",
         keys: KeyCache[Any] | None = None,
@@ -257,7 +257,7 @@ class Server:
         checked: bool = False,
         rounding: bytes | None = None,
     ) -> None:
-        require_model(plan, fit.model)
+        require_model(plan, fit)
         if not checked:
             _require_room(plan, fit.model)
         self.plan, self._layout = plan, layout_of(plan)
@@ -397,7 +397,7 @@ def _require_room(plan: Plan, model: PolynomialModel) -> None:
         )
 
 
-def connect(fit: Fitted, plan: Plan, kernel: KernelName = "auto") -> tuple[Client, Server]:
+def connect(fit: Hosted, plan: Plan, kernel: KernelName = "auto") -> tuple[Client, Server]:
     """Make a client and a server in one process, and register the client's keys."""
     client, server = Client(plan), Server(fit, plan, kernel)
     server.register(client.key_id, client.evaluation_keys())

@@ -198,7 +198,7 @@ def made_plan(
         calibration=int(margins.size),
         smallest_margin=float(margins.min()) if margins.size else 0.0,
         forecast=choice.forecast(machine),
-        model_id=fit.model.sha256,
+        model_id=fit.model_id,
         reliable=reliable_above(promised) if choice.scores else None,
         reference=reference_of(promised, fit.box, question.box) if choice.scores else None,
         promise=deployed(promised, choice.anywhere),

@@ -36,18 +36,25 @@ from quad4fhe.proof.promise import CLOSE, Guarantee, kept_share
 from quad4fhe.proof.reliable import is_above
 
 Precision = Literal["strict", "fast"]
-VERSION = 1
-# Only the planner needs these: costs and counts. The error is shared, because clients check canaries with it.
-_PRIVATE = ("precision", "samples", "calibration", "smallest_margin", "forecast", "promise", "room")
+VERSION = 2
+_AGAIN = "plan again: quad4fhe plan FIT --json > plan.json"
 _LARGEST_NUMBER = 2**200  # of any field; real plans stay far below
 
 
-class Fitted(Protocol):
-    """What a plan needs to know about a fit."""
+class Hosted(Protocol):
+    """What computes on requests: a model, and the name that its plans have for it."""
 
     @property
     def model(self) -> PolynomialModel:
         """The polynomial model."""
+
+    @property
+    def model_id(self) -> str:
+        """What clients call the model, 64 hexadecimal digits that tell nothing about its weights."""
+
+
+class Fitted(Hosted, Protocol):
+    """What a plan needs to know about a fit."""
 
     @property
     def box(self) -> Array:
@@ -154,7 +161,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
-            raise InputError(f"plan version {self.version}, this library reads version {VERSION}: plan again")
+            raise InputError(_other_version(self.version))
         if len(self.domain.low) != self.shape.features or len(self.domain.high) != self.shape.features:
             raise InputError(f"the domain has {len(self.domain.low)} features, the model {self.shape.features}")
         _check_ranges(self)
@@ -208,17 +215,9 @@ class Plan:
 
     @cached_property
     def sha256(self) -> bytes:
-        """A hash of everything client and server must agree on; costs and counts are not part of it."""
-        shared = {name: value for name, value in self.to_dict().items() if name not in _PRIVATE}
-        if self.reference is None:  # plans without one keep the hash they had before this field existed
-            shared.pop("reference", None)
-        if not self.clip:
-            shared.pop("clip", None)
-        for name in ("feature_names", "class_names", "feature_part"):
-            if getattr(self, name) is None:
-                shared.pop(name, None)
-        text = json.dumps(shared, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(b"quad4fhe-plan-1" + text.encode()).digest()
+        """A hash of every field, so that whoever compares it has compared all that a plan says."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(b"quad4fhe-plan-2" + text.encode()).digest()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain literals, ready for JSON."""
@@ -228,6 +227,9 @@ class Plan:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
         """Read a plan back; it is checked like a new one (security table, overflow)."""
+        version = data.get("version") if isinstance(data, dict) else None
+        if type(version) is int and version != VERSION:
+            raise InputError(_other_version(version))
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
@@ -329,8 +331,13 @@ def deployed(promised: Guarantee | None, anywhere: Callable[[], float]) -> Deplo
     return Deployed(share, promised.confidence, promised.samples, lost, error)
 
 
-def require_model(plan: Plan, model: PolynomialModel) -> None:
-    """Raise InputError unless the plan was made for this model."""
-    found = model.sha256
-    if found != plan.model_id:
-        raise InputError(f"this plan is for model {plan.model_id[:12]}, but the fit holds {found[:12]}: plan again")
+def _other_version(found: int) -> str:
+    return f"the plan has version {found}, and this library reads version {VERSION}; {_AGAIN}"
+
+
+def require_model(plan: Plan, fit: Hosted) -> None:
+    """Raise InputError unless the plan was made for this fit."""
+    if fit.model_id != plan.model_id:
+        raise InputError(
+            f"this plan is for model {plan.model_id[:12]}, but the fit holds {fit.model_id[:12]}; {_AGAIN}"
+        )

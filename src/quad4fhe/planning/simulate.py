@@ -84,7 +84,7 @@ class SimulatedServer:
     """Server(fit, plan) on plain numbers: the rounded circuit, the layout's noise, and operation counts."""
 
     def __init__(self, fit: Fitted, plan: Plan, seed: int = 2027) -> None:
-        require_model(plan, fit.model)
+        require_model(plan, fit)
         self.plan = plan
         self.counts = Counts()
         layout = layout_named(plan.layout)

@@ -25,14 +25,14 @@ class HostedModel:
 
     def __post_init__(self) -> None:
         for plan in self.plans:
-            require_model(plan, self.fit.model)
+            require_model(plan, self.fit)
         layouts = [plan.layout for plan in self.plans]
         if not layouts or len(set(layouts)) != len(layouts):
             raise InputError(f"a model needs one plan for each layout it is served in, got {layouts or 'none'}")
 
     @property
     def model_id(self) -> str:
-        """The model's SHA-256."""
+        """What clients call the model; see `Fit.model_id`."""
         return self.plans[0].model_id
 
     def by_layout(self, layout: str | None) -> Plan | None:
