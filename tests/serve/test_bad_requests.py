@@ -127,7 +127,7 @@ class Mutations:
 
     def post(self, body: bytes, *lines: str, length: int | str | None = None, path: str | None = None) -> bytes:
         length = len(body) if length is None else length
-        head = [f"POST {path or self.path} HTTP/1.1", "Host: x", f"Content-Length: {length}", *lines]
+        head = [f"POST {path or self.path} HTTP/1.1", "Host: localhost", f"Content-Length: {length}", *lines]
         if not any(line.lower().startswith("content-type") for line in lines):
             head.append(f"Content-Type: {OCTETS}")
         return "\r\n".join([*head, "", ""]).encode("latin-1") + body
@@ -245,7 +245,8 @@ class Mutations:
             size = self.random.randrange(1, 2**15)
             part, body = body[:size], body[size:]
             out.append(b"%x\r\n%s\r\n" % (len(part), part))
-        head = f"POST {self.path} HTTP/1.1\r\nHost: x\r\nContent-Type: {OCTETS}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {OCTETS}\r\n"
+        head += "Transfer-Encoding: chunked\r\n\r\n"
         return head.encode() + b"".join(out) + b"0\r\n\r\n"
 
     def chunked_damage(self) -> tuple[bytes, set[int]]:

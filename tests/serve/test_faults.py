@@ -156,7 +156,7 @@ def test_an_upload_that_ends_just_before_the_deadline_costs_no_worker(hasty, fit
     """A worker that gets a job too late is ended in the middle of it, and everybody waits for the next one."""
     url, data = body(hasty, fitted[1])
     parsed, before = httpx.URL(url), restarts(hasty)
-    head = f"POST {parsed.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+    head = f"POST {parsed.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
     with socket.create_connection((parsed.host, parsed.port), timeout=300) as connection:
         connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data[:-1])
         until(lambda: hasty.healthy()["busy"] == 1)
@@ -277,7 +277,7 @@ def test_more_clients_than_places_are_all_answered_in_the_end(server, fitted) ->
 def test_a_client_gone_in_the_middle_of_an_upload_frees_its_place(server, fitted) -> None:
     url, data = body(server, fitted[1])
     parsed = httpx.URL(url)
-    head = f"POST {parsed.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+    head = f"POST {parsed.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
     for _ in range(5):
         with socket.create_connection((parsed.host, parsed.port), timeout=300) as connection:
             connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data[: len(data) // 2])
@@ -289,7 +289,7 @@ def test_a_client_gone_in_the_middle_of_an_upload_frees_its_place(server, fitted
 def test_an_upload_that_trickles_is_ended_at_its_deadline(hasty, fitted) -> None:
     url, data = body(hasty, fitted[1])
     parsed = httpx.URL(url)
-    head = f"POST {parsed.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n"
+    head = f"POST {parsed.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
     with socket.create_connection((parsed.host, parsed.port), timeout=300) as connection:
         connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data[:500])
         assert b" 408 " in connection.recv(4096)

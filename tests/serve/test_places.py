@@ -61,7 +61,7 @@ def begun(server: RunningServer, fit: Fit, body: bytes, sent: int, token: str = 
     """An upload that stops after some bytes."""
     parsed = httpx.URL(url(server, fit))
     one = socket.create_connection((parsed.host, parsed.port), timeout=300)
-    lines = [f"POST {parsed.path} HTTP/1.1", "host: x", *(f"{k}: {v}" for k, v in headers(token).items())]
+    lines = [f"POST {parsed.path} HTTP/1.1", "host: localhost", *(f"{k}: {v}" for k, v in headers(token).items())]
     one.sendall("\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body[:sent])
     return one
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, an
 
 TOKEN = "t" * 32
 FOREVER = 3600  # strangers who wait are not ended while a test runs, so that nobody gets in because they were
-HALF = b"POST /models HTTP/1.1\r\nHost: x\r\nX-Half: "
+HALF = b"POST /models HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +92,13 @@ def flood(server: RunningServer, first: bytes, line: bytes, total: int) -> bytes
         (b"GET /health HTTP/1.1\r\n", b"a" * 64),
         (b"GET /", b"a" * 64),
         (b"", b"\r\n"),
-        (b"POST /models HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"X-Trailer: thing\r\n"),
-        (b"POST /models HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Trailer: ", b"a" * 64),
-        (b"POST /models HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"a" * 64),
-        (b"", b"GET /health HTTP/1.1\r\n\r\n"),
+        (
+            b"POST /models HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+            b"X-Trailer: thing\r\n",
+        ),
+        (b"POST /models HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Trailer: ", b"a" * 64),
+        (b"POST /models HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"a" * 64),
+        (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     ],
     ids=["lines", "value", "name", "path", "newlines", "trailers", "trailer", "extension", "pipeline"],
 )
@@ -130,7 +133,7 @@ def sockets(server: RunningServer, count: int, say: bytes = b"", sources: int = 
         yield found
 
 
-@pytest.mark.parametrize("say", [b"", HALF, b"\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
+@pytest.mark.parametrize("say", [b"", HALF, b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 @pytest.mark.parametrize(("count", "sources"), [(84, 1), (600, 1), (700, 700), (800, 20)])
 def test_idle_sockets_and_half_sent_headers_keep_nobody_out(server, fitted, say, count, sources) -> None:
     before = descriptors(server)
@@ -146,7 +149,9 @@ def test_idle_sockets_and_half_sent_headers_keep_nobody_out(server, fitted, say,
 
 def test_bodies_that_never_begin_keep_nobody_out(server: RunningServer, fitted: tuple[Path, Fit]) -> None:
     path = f"/models/{fitted[1].model_id}/evaluate"
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\nContent-Length: 999\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\nContent-Length: 999\r\n"
+    )
     with sockets(server, 84, f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode()):
         assert httpx.get(f"{server.url}/health", timeout=300).json() == {"workers": 1, "busy": 0}
 
@@ -186,7 +191,7 @@ def until_ended(one: socket.socket) -> None:
 
 
 def test_connections_that_wait_are_ended_after_their_time(fitted: tuple[Path, Fit], tls: tuple[Path, Path]) -> None:
-    answered = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    answered = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     words = ("--precision", "fast", "--layout", "batch", "--workers", "1")
     with ExitStack() as stack:
         server = stack.enter_context(RunningServer(fitted[0], *words, waits=2))
@@ -221,7 +226,7 @@ def test_a_request_at_work_is_not_closed_for_a_newcomer(server: RunningServer, f
 def test_a_limit_for_one_address_leaves_room_for_others(fitted: tuple[Path, Fit]) -> None:
     words = ("--precision", "fast", "--samples", "4", "--layout", "batch", "--workers", "1")
     with RunningServer(fitted[0], *words, "--per-address", "3", "--max-connections", "6") as running:
-        idle = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        idle = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         before = descriptors(running)
         with sockets(running, 3, idle) as kept:
             for one in kept:

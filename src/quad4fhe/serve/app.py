@@ -33,6 +33,7 @@ from quad4fhe.he.key_cache import KeyCache
 from quad4fhe.layouts import layout_of
 from quad4fhe.planning.plan import Plan
 from quad4fhe.serve.admission import EvictedError, Place, Places
+from quad4fhe.serve.hosts import OwnNames
 from quad4fhe.serve.metrics import Metrics
 from quad4fhe.serve.middleware import Authentication, EarlyReply, error_reply
 from quad4fhe.serve.models import HostedModel, catalogue
@@ -101,6 +102,7 @@ class Service:
         page_from_disk: bool = False,
         onnxruntime: bytes | None = None,
         backend: str = backends.DEFAULT,
+        own_names: bool = False,
     ) -> None:
         self.models = catalogue(models)
         self.limits = limits
@@ -109,6 +111,7 @@ class Service:
         self._ready = ready
         self._stop = stop
         self._page = page
+        self._own_names = own_names
         self._page_from_disk = page_from_disk
         self._onnxruntime = onnxruntime
         self._workers = workers
@@ -144,6 +147,8 @@ class Service:
             routes += page_routes(self._onnxruntime)
         app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: error_reply})
         app.router.redirect_slashes = False  # a redirect would go to the Host header of the request, which is untrusted
+        if self._own_names:
+            app.add_middleware(OwnNames, null_origin=self._page_from_disk)
         app.add_middleware(Authentication, tokens=self._tokens, metrics=self.metrics)
         app.add_middleware(EarlyReply)
         if self._page_from_disk:

@@ -56,7 +56,7 @@ class Authentication:
             headers = {"WWW-Authenticate": "Bearer"}
             given = "authorization" in request.headers
             wrong = "the server does not know this token" if given else "a token is needed"
-            reply = _error(401, f"{wrong}: Authorization: Bearer TOKEN", headers)
+            reply = error_response(401, f"{wrong}: Authorization: Bearer TOKEN", headers)
             await reply(scope, receive, counted)
             return
         request.state.owner = owner
@@ -136,10 +136,11 @@ async def _linger(receive: Receive) -> None:
 async def error_reply(_: Request, error: Exception) -> Response:
     """Return an HTTPException as one line of JSON."""
     assert isinstance(error, HTTPException)
-    return _error(error.status_code, error.detail, dict(error.headers or {}))
+    return error_response(error.status_code, error.detail, dict(error.headers or {}))
 
 
-def _error(status: int, message: str, headers: dict[str, str]) -> Response:
+def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    """Return one line of JSON."""
     return JSONResponse({"error": message}, status_code=status, headers=headers)
 
 

@@ -32,6 +32,7 @@ _MODEL = {
 _WORDS = {
     "400": "Not a container of this plan; the message says why.",
     "401": "A token is missing or wrong.",
+    "403": "A server without tokens answers no page but its own.",
     "404": "No such model, layout or key.",
     "408": "The upload took too long.",
     "409": "Keys of this name are here already, or this seed was sent before.",
@@ -39,16 +40,18 @@ _WORDS = {
     "411": "No Content-Length.",
     "413": "Longer than the plan prescribes.",
     "415": "Not application/octet-stream, or compressed.",
+    "421": "A server without tokens answers as 127.0.0.1 or localhost alone.",
     "429": "The queue is full, or clients with fewer places are waiting.",
     "503": "A worker was lost or there is no room; send the same request again.",
     "504": "The deadline passed.",
 }
+_ANYWHERE = ("403", "421")
 _RETRY = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
 
 
 def _responses(ok: dict[str, Any], *codes: str) -> dict[str, Any]:
     out = dict(ok)
-    for code in codes:
+    for code in (*codes, *_ANYWHERE):
         out[code] = {"description": _WORDS[code], "content": {"application/json": {"schema": _ERROR}}}
         if code in ("429", "503"):
             out[code]["headers"] = _RETRY

@@ -115,6 +115,8 @@ class LimitedProtocol(HttpToolsProtocol):
             raise HeadError
         self._in_body = True
         self.requests += 1
+        if not self.url.startswith(b"/") and b"://" in self.url:  # an absolute target names a host of its own
+            self.scope["state"]["authority"] = self.url.split(b"/")[2].decode("latin-1").lower()
         super().on_headers_complete()
         self._cycles = [*self._unanswered(), self.cycle]
 

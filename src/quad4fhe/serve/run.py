@@ -109,7 +109,8 @@ def serve(
     tokens
         The bearer tokens to accept; needed if other machines can reach the server.
     open_to_all
-        Serve other machines without tokens.
+        Serve other machines without tokens. Without tokens and this, the server answers requests for its own machine
+        alone: to 127.0.0.1 or localhost, and from no page but its own.
     folder
         The folder for payloads, which all workers must see; by default the system's folder for temporary files.
     pool
@@ -152,6 +153,7 @@ def serve(
             page_from_disk=page_from_disk,
             onnxruntime=None if onnxruntime is None else read_onnxruntime(onnxruntime),
             backend=backend,
+            own_names=address.local and not (tokens or open_to_all),
         )
         config = uvicorn.Config(
             service.app(),
