@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from compact import write
 from machine import describe
 from quad4fhe import MLP, fit, verify
 
@@ -100,7 +99,7 @@ def main() -> None:
             for activation in LAYERS:
                 if (name, activation, seed) not in done:
                     document["results"].append(measure(name, activation, seed))
-                    write(options.out, document)
+                    options.out.write_text(json.dumps(document, indent=1) + "\n")
                     last = document["results"][-1]
                     print(name, activation, seed, last["shared"]["test"], last["unitwise"]["test"], flush=True)
 

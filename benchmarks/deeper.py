@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from compact import write
 from machine import describe
 from quad4fhe import MLP, Fit, fit, plan, verify
 from quad4fhe.he.predict import predict_encrypted
@@ -140,7 +139,7 @@ def main() -> None:
             print(document["results"][-1], flush=True)
     document["encrypted"].append(encrypted("mnist", "head", options.work))
     print(document["encrypted"][-1], flush=True)
-    write(options.out, document)
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

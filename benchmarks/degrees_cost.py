@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from compact import write
 from degrees import load
 from machine import describe
 from quad4fhe import MLP, Client, Fit, Server, fit, plan
@@ -163,7 +162,7 @@ def main() -> None:
             for case, run in runs.items()
         ],
     }
-    write(options.out, document)
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document, indent=1))
 
 

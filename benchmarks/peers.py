@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from compact import write
 from machine import describe
 from peer_networks import networks
 from peer_ours import measure
@@ -161,7 +160,7 @@ def main() -> None:
             stay = [row for row in before if (row["peer"], row["form"]) not in made]
             document["networks"][name] = facts | {"results": [*stay, *made.values()]}
             document["machine"] = describe("seal-python", "numba")
-            write(options.out, document)
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def known(path: Path | None) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from quad4fhe.calibration.lift import Lift
-from quad4fhe.calibration.plane import Plane
+from quad4fhe.fitting.design import Block
 
 Vector = NDArray[np.float64]
 
@@ -26,9 +25,10 @@ def solve_qp(
     return str(solution.status), np.array(solution.x), float(solution.obj_val)
 
 
-def dual_reduced_hulls(plane: Plane, mu_plus: float, mu_minus: float, accuracy: float = 1e-11) -> tuple[Vector, Vector]:
+def dual_reduced_hulls(
+    p: Vector, q: Vector, mu_plus: float, mu_minus: float, accuracy: float = 1e-11
+) -> tuple[Vector, Vector]:
     """D-RCH: the closest points u* and v* of the two reduced hulls, over all n weights."""
-    p, q = plane.points[plane.positive], plane.points[~plane.positive]
     n, k = len(p), len(q)
     # Variables z (2), lambda (n), kappa (k) with z = sum lambda p - sum kappa q.
     P = np.concatenate([[1.0, 1.0], np.zeros(n + k)])
@@ -42,47 +42,48 @@ def dual_reduced_hulls(plane: Plane, mu_plus: float, mu_minus: float, accuracy: 
     return x[2 : 2 + n] @ p, x[2 + n :] @ q
 
 
-def primal_reduced_hulls(plane: Plane, c_plus: float, c_minus: float) -> tuple[Vector, float]:
+def primal_reduced_hulls(plus: Vector, minus: Vector, c_plus: float, c_minus: float) -> tuple[Vector, float]:
     """P-RCH: theta and the optimal value of the nu-SVM-type problem with slacks."""
-    side = np.where(plane.positive, 1.0, -1.0)
+    side, points = np.repeat([1.0, -1.0], (len(plus), len(minus))), np.vstack([plus, minus])
     n = side.size
     # Variables theta (2), t, rho, xi (n).
     P = np.concatenate([[1.0, 1.0], np.zeros(2 + n)])
-    q = np.concatenate([[0.0, 0.0, 0.0, -1.0], np.where(plane.positive, c_plus, c_minus)])
-    margin = np.hstack([-side[:, None] * plane.points, side[:, None], np.ones((n, 1))])
+    q = np.concatenate([[0.0, 0.0, 0.0, -1.0], np.where(side > 0, c_plus, c_minus)])
+    margin = np.hstack([-side[:, None] * points, side[:, None], np.ones((n, 1))])
     slack = -sparse.eye(n)
     A = sparse.bmat([[sparse.csc_matrix(margin), slack], [None, slack]]).tocsc()
     _, x, value = solve_qp(P, q, A, np.zeros(2 * n), 0)
     return x[:2], value
 
 
-def pair_rows(lift: Lift) -> tuple[Vector, NDArray[np.int64]]:
+def pair_rows(block: Block) -> tuple[Vector, NDArray[np.int64]]:
     """All n(K-1) pairwise rows and the sample of each."""
-    K = lift.classes
-    i = np.repeat(np.arange(lift.samples), K)
-    c = np.tile(np.arange(K), lift.samples)
-    keep = c != lift.target[i]
-    return lift.pair_rows(i[keep], c[keep]), i[keep]
+    K = block.classes
+    i = np.repeat(np.arange(block.samples), K)
+    c = np.tile(np.arange(K), block.samples)
+    keep = c != block.target[i]
+    return block.pair_rows(i[keep], c[keep]), i[keep]
 
 
-def hard_pairs(lift: Lift, accuracy: float = 1e-11) -> tuple[str, Vector, float]:
+def hard_pairs(block: Block, accuracy: float = 1e-11) -> tuple[str, Vector, float]:
     """MC-H over all rows."""
-    rows, _ = pair_rows(lift)
-    A = sparse.csc_matrix(-np.vstack([rows, [0.0, 0.0, 0.0, 1.0]]))
-    return solve_qp(np.ones(4), np.zeros(4), A, -np.ones(len(rows) + 1), 0, accuracy)
+    rows, _ = pair_rows(block)
+    k = rows.shape[1]
+    A = sparse.csc_matrix(-np.vstack([rows, np.eye(k)[-1]]))
+    return solve_qp(np.ones(k), np.zeros(k), A, -np.ones(len(rows) + 1), 0, accuracy)
 
 
-def soft_pairs(lift: Lift, C: float, accuracy: float = 1e-11) -> tuple[Vector, float]:
+def soft_pairs(block: Block, C: float, accuracy: float = 1e-11) -> tuple[Vector, float]:
     """MC-S over all rows."""
-    rows, i = pair_rows(lift)
-    n = lift.samples
+    rows, i = pair_rows(block)
+    n, k = block.samples, rows.shape[1]
     pick = sparse.csc_matrix((np.ones(i.size), (np.arange(i.size), i)), shape=(i.size, n))
     margin = sparse.hstack([sparse.csc_matrix(rows), pick])
-    slack = sparse.hstack([sparse.csc_matrix((n, 4)), sparse.eye(n)])
-    scale = sparse.csc_matrix(([1.0], ([0], [3])), shape=(1, 4 + n))
+    slack = sparse.hstack([sparse.csc_matrix((n, k)), sparse.eye(n)])
+    scale = sparse.csc_matrix(([1.0], ([0], [k - 1])), shape=(1, k + n))
     A = -sparse.vstack([margin, slack, scale]).tocsc()
     b = -np.concatenate([np.ones(i.size), np.zeros(n), [1.0]])
-    P = np.concatenate([np.ones(4), np.zeros(n)])
-    q = np.concatenate([np.zeros(4), np.full(n, C)])
+    P = np.concatenate([np.ones(k), np.zeros(n)])
+    q = np.concatenate([np.zeros(k), np.full(n, C)])
     _, x, value = solve_qp(P, q, A, b, 0, accuracy)
-    return x[:4], value
+    return x[:k], value

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compact import write
 from machine import describe
 from quad4fhe import MLP, Fit, Plan, fit, plan
 from quad4fhe.he.session import connect
@@ -118,10 +117,10 @@ def main() -> None:
     begun = time.perf_counter()
     found = measure(arguments.data, arguments.rows, arguments.starts, arguments.questions)
     result = {"machine": describe(), **found, "seconds": round(time.perf_counter() - begun)}
-    print(json.dumps(result, indent=2))
+    text = json.dumps(result, indent=2) + "\n"
+    print(text)
     if arguments.out is not None:
-        result["question"].pop("heaps")
-        write(arguments.out, result)
+        arguments.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -101,19 +101,8 @@ def test_checking_a_certificate_uses_nothing_of_the_solvers() -> None:
         seen.add(module)
         # The constructors of MLP reach the importers when they are called; a check never calls them.
         todo += [t for t in _imports(modules[module]) if not (module == "mlp" and t.startswith("importers"))]
-    assert not {
-        module
-        for module in seen
-        if module.split(".")[0] in ("fitting",) or module in ("calibration.lift", "calibration.plane")
-    }
+    assert not {module for module in seen if module.split(".")[0] == "fitting"}
     assert "proof.exact" in seen
-
-
-def test_inside_the_fit_only_the_cascade_knows_the_order() -> None:
-    modules = _modules()
-    attempts = {"fitting.binary", "fitting.multiclass"}
-    users = {m for m, tree in modules.items() if _imports(tree) & attempts or m in attempts}
-    assert users == attempts | {"fitting.cascade"}
 
 
 def test_only_a_layout_knows_its_name() -> None:

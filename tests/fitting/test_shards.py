@@ -70,7 +70,7 @@ def everything(found: Fit) -> tuple[Any, ...]:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cascade, "shard_rows", lambda classes: SIZE)
+    monkeypatch.setattr(cascade, "shard_rows", lambda classes, degree=2: SIZE)
 
 
 @pytest.fixture(params=["local", "ray"])

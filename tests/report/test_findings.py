@@ -11,9 +11,8 @@ import pytest
 from scipy.optimize import minimize
 
 from quad4fhe import MLP, CertificateError, Fit, InputError, fit
-from quad4fhe.calibration.lift import Statistics
+from quad4fhe.fitting.design import Design
 from quad4fhe.fitting.result import count_agreement
-from quad4fhe.proof.exact import target_labels
 from quad4fhe.regime import Regime
 from quad4fhe.report.drawing import apart
 from quad4fhe.report.findings import Options, find, measure
@@ -28,7 +27,7 @@ Pair = tuple[Fit, np.ndarray[Any, Any]]
 
 
 def view_of(pair: Pair) -> Any:
-    return plane_view(pair[0], Statistics.of_samples(pair[0].mlp, pair[1], target_labels).plane())
+    return plane_view(pair[0], Design.of_samples(pair[0].mlp, pair[1]))
 
 
 @pytest.mark.parametrize("threshold", ["zero", "free"])

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from quad4fhe import MLP
-from quad4fhe.calibration.lift import Lift
-from quad4fhe.calibration.plane import Plane
+from quad4fhe.fitting.design import Block
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -42,28 +41,25 @@ def grid_points(draw: st.DrawFn, most: int = 12) -> tuple[NDArray[np.float64], N
 
 
 @st.composite
-def overlapping_planes(draw: st.DrawFn) -> Plane:
+def overlapping_clouds(draw: st.DrawFn) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Two Gaussian clouds in the plane, more or less apart."""
     rng = np.random.default_rng(draw(seeds))
     n = draw(st.integers(3, 40)), draw(st.integers(3, 40))
     shift = draw(st.floats(0.0, 6.0))
     scale = np.array([10.0 ** draw(st.integers(-2, 2)), 1.0])
-    plus, minus = rng.normal((shift, 0.5), size=(n[0], 2)), rng.normal(size=(n[1], 2))
-    return Plane.of(
-        np.vstack([plus, minus]) * scale, np.repeat([True, False], n), B=float(rng.normal() + 2), b=float(rng.normal())
-    )
+    return rng.normal((shift, 0.5), size=(n[0], 2)) * scale, rng.normal(size=(n[1], 2)) * scale
 
 
 @st.composite
-def lifts(draw: st.DrawFn, separable: bool | None = None) -> Lift:
-    """Multiclass statistics of a random model; `separable` asks for targets that some shared quadratic gives."""
+def blocks(draw: st.DrawFn, separable: bool | None = None, degree: int = 2) -> Block:
+    """Coordinates of a random model, powers p to 1; `separable` asks for targets that some shared polynomial gives."""
     rng = np.random.default_rng(draw(seeds))
     n, K, m = draw(st.integers(4, 60)), draw(st.integers(2, 6)), draw(st.integers(2, 8))
     head, b = rng.normal(size=(K, m)), rng.normal(size=K) * 0.3
     y = rng.normal(size=(n, m)) * draw(st.floats(0.3, 3.0))
-    Q, L, B = (y * y) @ head.T, y @ head.T, head.sum(axis=1)
+    P, B = np.stack([y**k @ head.T for k in range(degree, 0, -1)]), head.sum(axis=1)
     logits = np.maximum(y, 0) @ head.T + b
     if separable:
-        alpha, beta, eta = rng.normal(size=3)
-        logits = alpha * Q + beta * L + eta * B + b
-    return Lift(Q, L, B, b, np.argmax(logits, axis=1), 0, np.zeros((2, 1)))
+        *coefficients, eta = rng.normal(size=degree + 1)
+        logits = np.tensordot(np.array(coefficients), P, 1) + eta * B + b
+    return Block(P, B, b, np.argmax(logits, axis=1))

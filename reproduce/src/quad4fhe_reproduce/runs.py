@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from quad4fhe.calibration.lift import Statistics
 from quad4fhe.errors import FitError, InputError
 from quad4fhe.fitting import Fit, fit
+from quad4fhe.fitting.design import Design
 from quad4fhe.mlp import MLP
-from quad4fhe.proof.exact import target_labels
 from quad4fhe_reproduce.data.prepared import file_hash
 from quad4fhe_reproduce.encrypted import ciphertext_experiments, folded
 from quad4fhe_reproduce.measure import Bench, fitted, margins, measured_baselines, relu
@@ -188,22 +187,23 @@ def _without_the_unsure(task: Task, bench: Bench) -> list[Dropped]:
 def _plane(mlp: MLP, X: Features, paper: Fit, seed: int) -> LiftedPlane:
     from scipy.spatial import ConvexHull
 
-    plane = Statistics.of_samples(mlp, X, target_labels).plane()
-    lost = paper.predict(X) != plane.positive
+    design = Design.of_samples(mlp, X)
+    points, positive = design.points
+    lost = paper.predict(X) != positive
     shown = set(np.flatnonzero(lost).tolist())
     shown |= set(np.random.default_rng(seed).permutation(len(X))[:_SHOWN].tolist())
-    for side in (plane.positive, ~plane.positive):
+    for side in (positive, ~positive):
         own = np.flatnonzero(side)
         if own.size > 2:
-            shown |= set(own[ConvexHull(plane.points[own]).vertices].tolist())
+            shown |= set(own[ConvexHull(points[own]).vertices].tolist())
     rows = sorted(shown)
     return LiftedPlane(
-        q=[float(f"{v:.5g}") for v in plane.points[rows, 0]],
-        h=[float(f"{v:.5g}") for v in plane.points[rows, 1]],
-        positive=plane.positive[rows].tolist(),
+        q=[float(f"{v:.5g}") for v in points[rows, 0]],
+        h=[float(f"{v:.5g}") for v in points[rows, 1]],
+        positive=positive[rows].tolist(),
         lost=lost[rows].tolist(),
-        offset=plane.B,
-        bias=plane.b,
+        offset=design.shift,
+        bias=float(design.b[1] - design.b[0]),
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import scipy
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe.calibration.lift import offsets, shard_lift
 from quad4fhe.calibration.shards import Shard
+from quad4fhe.fitting.design import offsets, shard_block
 from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, Quantisation, Slack
 from quad4fhe.fitting.families import FAMILIES
 from quad4fhe.fitting.result import Fit, count_agreement
@@ -20,7 +20,7 @@ from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.io.rows import Rows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
-from quad4fhe.proof.exact import shard_decisions, target_labels
+from quad4fhe.proof.exact import shard_decisions
 from quad4fhe.proof.promise import Guarantee
 
 _DECIMALS, _BITS = 17, 52  # beyond these a float64 of order one does not change
@@ -33,10 +33,10 @@ def assemble(run: Run, found: Candidate, X_test: Rows | None, guarantee: Guarant
         exact = FAMILIES.get(found.family).is_learned or found.model.degree > 2
         decimals, bits = (None, None) if exact else coarsest(run, found)
         test = None if X_test is None else count_agreement(run.mlp, found.model, X_test, "X_test")
-    certificate, step, cap = found.certified, found.step, found.cap
+    certificate, step, cap = found.certified, found.step, found.caps
     diagnostics = Diagnostics(
         samples=certificate.samples,
-        classes=run.lift.classes,
+        classes=run.design.classes,
         hard=run.hard,
         calibration=Agreement.of(certificate.samples, len(certificate.mismatches)),
         test=test,
@@ -44,14 +44,13 @@ def assemble(run: Run, found: Candidate, X_test: Rows | None, guarantee: Guarant
         normalised_margin=found.normalised_margin,
         slack=None if step is None else Slack(count=step.slack_count, sum=step.slack_sum, max=step.slack_max),
         mu=None if cap is None else cap.mu,
-        mu_plus=None if cap is None else cap.mu_plus,
-        mu_minus=None if cap is None else cap.mu_minus,
+        mu_plus=None if cap is None else cap.plus,
+        mu_minus=None if cap is None else cap.minus,
         critical_mu=run.critical_mu,
         weight=None if step is None else step.weight,
         gap=None if step is None else step.gap,
         cap_trace=run.cap_trace,
         soft_trace=run.soft_trace,
-        best_line=run.best_line,
         quantisation=Quantisation(tolerance=found.tolerance, decimals=decimals, bits=bits),
         sweeps=run.sweeps,
         notes=run.notes,
@@ -71,7 +70,7 @@ def assemble(run: Run, found: Candidate, X_test: Rows | None, guarantee: Guarant
         eta=found.eta,
         tau=found.tau,
         seed=run.seed,
-        box=run.lift.box,
+        box=run.design.box,
         margins=found.margins,
         diagnostics=diagnostics,
         certificate=certificate,
@@ -120,14 +119,9 @@ def _labels(shard: Shard, model: PolynomialModel) -> IntArray:
 def _seems_same(shard: Shard, model: PolynomialModel, near: _Four, B: Array, b: Array) -> bool:
     labels = _labels(shard, model)
     alpha, beta, eta, tau = near
-    block = shard_lift(shard, B, b, target_labels).shifted(tau)
-    for rows, Q, L, _ in block.chunks:
-        scores = Q * alpha
-        scores += L * beta
-        scores += eta * block.B + block.b
-        if not np.array_equal(np.argmax(scores, axis=1), labels[rows]):
-            return False
-    return True
+    block = shard_block(shard, B, b - tau * (np.arange(b.size) == b.size - 1), None)
+    theta = np.array([alpha, beta, eta, 1.0])
+    return all(np.array_equal(np.argmax(block.scores(P, theta), axis=1), labels[rows]) for rows, P, _ in block.chunks)
 
 
 def _is_same(shard: Shard, model: PolynomialModel, near: QuadraticModel) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -12,17 +11,18 @@ import numpy as np
 from quad4fhe._arrays import CHUNK_BYTES, IntArray
 from quad4fhe._progress import Progress, silent
 from quad4fhe._threads import one_thread
-from quad4fhe.calibration.lift import Statistics, refuse_empty, row_bytes, shard_rows
 from quad4fhe.calibration.shards import Shards, memory_bytes, pool_for
 from quad4fhe.deep import with_nearest_head
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
-from quad4fhe.fitting import binary, multiclass, notes
+from quad4fhe.fitting import notes
 from quad4fhe.fitting.assembly import assemble
 from quad4fhe.fitting.degrees import DEGREES
 from quad4fhe.fitting.degrees.fitting import Ladder, chosen, fixed
+from quad4fhe.fitting.design import Design, refuse_empty, row_bytes, shard_rows
 from quad4fhe.fitting.families import AUTO, FAMILIES, SHARED
 from quad4fhe.fitting.families.learning import Learned, learned, replace
 from quad4fhe.fitting.families.selection import Priors
+from quad4fhe.fitting.margins import Problem
 from quad4fhe.fitting.result import Fit
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.io.columns import Columns
@@ -31,7 +31,6 @@ from quad4fhe.io.samples import Given
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.compression import find_support
-from quad4fhe.proof.exact import target_labels
 from quad4fhe.proof.guarantee import delta_of
 from quad4fhe.proof.holdout import hold_out, refuse_seen, split_of, split_rows
 from quad4fhe.proof.promise import Guarantee, Split, compressed
@@ -41,7 +40,6 @@ from quad4fhe.workers.pool import Workers
 
 RegimeChoice = Literal["auto", "hard", "rch", "soft"]
 Threshold = Literal["zero", "free"]
-Attempt = Callable[[], Candidate | None]
 MEMORY_BUDGET = 2 * 2**30
 """Bytes for one copy of the calibration set's pre-activations; beyond it they are computed again at every pass."""
 
@@ -49,6 +47,7 @@ _HEAD_ROWS = 20_000  # that the head of a deeper network is derived from, if the
 _HEAD_BLOCKS = 100  # that they come in, spread over the data
 _DRIVER = 16 * 2**20  # bytes for line searches, hulls and answers of workers
 _DRIVER_ROW = 24  # margins and labels of every row, and their copies when the fit is written
+_POINT = 48  # the lifted points of two classes, sorted by class, and what their hulls take, for each coordinate
 _WORKER = 3 * 2**20
 _SPARE = 2**20
 
@@ -169,17 +168,18 @@ def fit(
     mlp = _with_head(mlp, rows)
     _check_promise(held_out, confidence, fresh, reliable)
     held = held_bytes(rows, X_cal) + (0 if test is None else held_bytes(test, X_test))
-    kept = _store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held)
+    highest = DEGREES[-1] if degree == "auto" else degree
+    kept = _store_bytes(limit, team.workers if team else 1, mlp, rows.shape[0], held, highest)
     progress("lift", 0, 0)
     if mlp.classes > 2:
         import scipy.optimize  # noqa: F401 - loads SciPy's own BLAS, which can be limited only then
     with (
         left_alone(rows, test, held_out),
         one_thread(),
-        Shards(rows, shard_rows(mlp.classes), mlp, pool=team, memory=kept) as shards,
+        Shards(rows, shard_rows(mlp.classes, highest), mlp, pool=team, memory=kept) as shards,
     ):
-        lift = Statistics.of_shards(shards, mlp, target_labels, partial(progress, "lift"))
-        run = Run(mlp, shards, lift, threshold, polish, seed, progress)
+        design = Design.of_shards(shards, mlp, partial(progress, "lift"))
+        run = Run(mlp, shards, design, threshold, polish, seed, progress)
         if mlp.layers:
             run.notes.append(notes.DEEPER.format(len(mlp.layers)))
         if mlp.network is not None:
@@ -188,7 +188,7 @@ def fit(
         budget = memory_budget if limit is None else min(memory_budget, limit // 2)
 
         def quadratic() -> Candidate:
-            found = _solve(run, regime)
+            found = Problem(run, design, run.shared).solve(regime)
             run.certify(found)
             if family == found.family:
                 return found
@@ -202,15 +202,14 @@ def fit(
         if degree == 2:
             found = quadratic()
         else:
-            highest = DEGREES[-1] if degree == "auto" else degree
             ladder = Ladder(run, learned(run, limit), family, budget, highest)
             if degree == "auto":
                 found = chosen(ladder, target_agreement, cost, quadratic)
             else:
                 found = fixed(ladder, degree, quadratic)
             run.notes[:] = [note for note in run.notes if note not in (notes.LOSSLESS, notes.TARGET_REACHED)]
-        if run.lift.ties:
-            run.notes.append(notes.TIES.format(run.lift.ties))
+        if run.design.ties:
+            run.notes.append(notes.TIES.format(run.design.ties))
         guarantee = None
         if held_out is not None:
             guarantee = hold_out(
@@ -222,7 +221,7 @@ def fit(
                 level=reliable,
                 seen=rows,
                 margins=found.margins,
-                box=run.lift.box,
+                box=run.design.box,
             )
         elif fresh:
             guarantee = _compressed(run, found, rows, confidence)
@@ -321,7 +320,7 @@ def _check_degree(degree: Any, cost: Any, regime: str, threshold: str) -> None:
             raise InputError(f"{name}={value!r} is a choice for degree 2, and degree is {degree!r}; leave it out")
 
 
-def _store_bytes(memory: int | None, workers: int, mlp: MLP, n: int, held: int) -> int | None:
+def _store_bytes(memory: int | None, workers: int, mlp: MLP, n: int, held: int, degree: int) -> int | None:
     """How many of `memory` bytes each worker may use to keep statistics of its shards, None without a limit.
 
     `held` is the size of samples that were read whole. Statistics that do not fit go to scratch files; neither the cuts
@@ -330,8 +329,9 @@ def _store_bytes(memory: int | None, workers: int, mlp: MLP, n: int, held: int) 
     if memory is None:
         return None
     # A shard's statistics as they are made or read, a view of them, and the temporaries of a chunk.
-    working = _WORKER + 2 * shard_rows(mlp.classes) * row_bytes(mlp.classes) + 2 * CHUNK_BYTES
-    driver = _DRIVER + _DRIVER_ROW * n + held
+    block = shard_rows(mlp.classes, degree) * row_bytes(mlp.classes, degree)
+    working = _WORKER + 2 * block + 2 * CHUNK_BYTES
+    driver = _DRIVER + (_DRIVER_ROW + (mlp.classes == 2) * degree * _POINT) * n + held
     needed = driver + workers * working
     if memory < needed:
         fewer = ", or use fewer workers" if workers > 1 else ""
@@ -343,54 +343,13 @@ def _store_bytes(memory: int | None, workers: int, mlp: MLP, n: int, held: int) 
     return max(0, (memory - driver) // workers - working - _SPARE)
 
 
-def _solve(run: Run, regime: RegimeChoice) -> Candidate:
-    """The first attempt that succeeds, or the only one that was asked for."""
-    attempts = _attempts(run)
-    if regime != "auto" and regime not in attempts:
-        why = f"this model has {run.lift.classes}" if run.lift.classes > 2 else "here B = 0 fixes the threshold"
-        raise InputError(f"regime={regime!r} needs two classes and a threshold that can move, and {why}; use 'auto'")
-    for name, attempt in attempts.items():
-        if regime in ("auto", name) and (found := attempt()) is not None:
-            return _polished(run, found, attempts["soft"]) if regime == "auto" and found.regime.is_reduced else found
-    advice = "one shared quadratic does not suit this model and data" if regime == "auto" else "use regime='auto'"
-    raise FitError(f"{run.refusal}; {advice}")
-
-
-def _polished(run: Run, found: Candidate, soft: Attempt) -> Candidate:
-    """A reduced-hull fit, or the polished soft fit if that keeps more decisions and a polish is wanted."""
-    if not run.polish or run.best_line is None or run.best_line.mismatches >= run.lost(found):
-        return found
-    softened = soft()
-    if softened is None or run.lost(softened) >= run.lost(found):
-        return found
-    run.notes.remove(binary.about_line(run.best_line))  # the advice to do what was just done
-    return softened
-
-
-def _attempts(run: Run) -> dict[str, Attempt]:
-    """What can be tried, in this order."""
-    pairs: dict[str, Attempt] = {"hard": partial(multiclass.hard, run), "soft": partial(multiclass.soft, run)}
-    if run.lift.classes > 2:
-        return pairs
-    plane = run.lift.plane()
-    if run.threshold == "zero" and plane.B == 0:
-        run.notes.append(notes.NO_SHIFT)
-        return pairs
-    return {
-        "hard": partial(binary.hard, run, plane),
-        "rch": partial(binary.rch, run, plane),
-        "soft": partial(binary.soft, run, plane),
-    }
-
-
 def _shared_on(run: Run, whole: PolynomialModel, part: Learned, rows: IntArray) -> PolynomialModel:
     """The shared fit to some of the rows; `whole`, the one to all rows, if some have no shared fit of their own."""
     if np.unique(part.target[rows]).size < 2:
         return whole
     with Shards(ArrayRows(part.X[rows]), shard_rows(run.mlp.classes), run.mlp) as shards:
-        lift = Statistics.of_shards(shards, run.mlp, target_labels)
-        inner = Run(run.mlp, shards, lift, run.threshold, run.polish, run.seed, silent)
+        inner = Run(run.mlp, shards, Design.of_shards(shards, run.mlp), run.threshold, run.polish, run.seed, silent)
         try:
-            return _solve(inner, "auto").model
+            return Problem(inner, inner.design, inner.shared).solve("auto").model
         except FitError:
             return whole

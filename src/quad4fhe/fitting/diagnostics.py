@@ -169,15 +169,8 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return cls(samples=samples, agreement=share, mismatches=mismatches)
 
 
-class LineOptimum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fewest mismatches any line in the lifted plane was found to have, and whether fewer is impossible."""
-
-    mismatches: Count
-    optimal: bool
-
-
 class Diagnostics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the paper asks a run to record, and the duality gap, critical cap and optimum.
+    """Everything the paper asks a run to record, and the duality gap and critical cap.
 
     `hard` says what the exact test found. `margin` is that of the regime's own problem (distance of the hulls or
     reduced hulls, or the worst pairwise margin) and `normalised_margin` the same at unit norm. `weight` is C (or c in
@@ -203,7 +196,6 @@ class Diagnostics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gap: float | None
     cap_trace: list[tuple[Share, float]]
     soft_trace: list[SoftStep]
-    best_line: LineOptimum | None
     quantisation: Quantisation
     sweeps: Count
     notes: list[str]

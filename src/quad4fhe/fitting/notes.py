@@ -20,11 +20,6 @@ NOT_WIDEST = "the margins may not be the widest: relative duality gap {:.1e}"
 SOFT_STOPPED = "the soft problem stopped at a relative duality gap of {:.1e}"
 NO_POLISH = "the polish found no coefficients that keep more decisions"
 EXTREME_SCALE = "the statistics have an extreme scale, so the soft problem was put in standardised coordinates"
-BEST_LINE = "the best line found in the lifted plane loses {} decisions; regime='soft' with polish takes it"
-BEST_LINE_PROVED = (
-    "the best line found in the lifted plane loses {} decisions (no line loses fewer); "
-    "regime='soft' with polish takes it"
-)
 TIES = "the ReLU logits tie exactly on {} rows; the lowest class index is their target"
 DEEPER = "the network has {} hidden layers; the polynomial on the first one stands for all of them"
 GRAPH = (

@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress
-from quad4fhe.calibration.lift import Statistics
 from quad4fhe.calibration.shards import Shards
-from quad4fhe.fitting.diagnostics import Conditioning, FamilyStep, FamilyTrial, LineOptimum, SoftStep
+from quad4fhe.fitting.design import Design
+from quad4fhe.fitting.diagnostics import Conditioning, FamilyStep, FamilyTrial, SoftStep
 from quad4fhe.fitting.families import SHARED
 from quad4fhe.fitting.notes import UNDECIDED
-from quad4fhe.fitting.reduced_hulls import ReducedSeparation
-from quad4fhe.fitting.sweep import Tally, tally
+from quad4fhe.fitting.sweeps import Tally, tally
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.certificate import Certificate, certify
@@ -29,11 +28,20 @@ from quad4fhe.regime import Regime
 Hard = Literal["feasible", "infeasible", "undecided", "not tried"]
 
 
+class Caps(NamedTuple):
+    """The cap of a regime rch, and those of the two classes, which are at least 1/n."""
+
+    mu: float
+    plus: float
+    minus: float
+
+
 @dataclass
 class Candidate:
     """A replacement that may become the fit, and what its own problem says of it.
 
     `alpha`, `beta` and `eta` are as in `Fit`. `tolerance`, `cap` and `step` belong to the regimes of the cascade.
+    `theta` (p + 2,) are the coefficients of a shared polynomial, eta and 1, in the coordinates of its problem.
     `certificate` and `margins` (n,) are there once the run has certified the candidate.
     """
 
@@ -47,9 +55,10 @@ class Candidate:
     margin: float = 0.0
     normalised_margin: float = 0.0
     tolerance: float | None = None
-    cap: ReducedSeparation | None = None
+    caps: Caps | None = None
     step: SoftStep | None = None
     free: PolynomialModel | None = None
+    theta: Array | None = None
     certificate: Certificate | None = None
     margins: Array = field(default_factory=lambda: np.empty(0))
 
@@ -57,11 +66,6 @@ class Candidate:
     def model(self) -> PolynomialModel:
         """The polynomial model: the one that was given as `free`, else the shared one of the coefficients."""
         return self.free or QuadraticModel.shared(self.mlp, self.alpha, self.beta, self.eta, self.tau)
-
-    @property
-    def three(self) -> Array:
-        """The vector (alpha, beta, eta) of a shared quadratic."""
-        return np.array([self.alpha, self.beta, self.eta])
 
     @property
     def certified(self) -> Certificate:
@@ -82,7 +86,7 @@ class Run:
 
     mlp: MLP
     shards: Shards
-    lift: Statistics
+    design: Design
     threshold: str
     polish: bool
     seed: int
@@ -92,7 +96,6 @@ class Run:
     cap_trace: list[tuple[float, float]] = field(default_factory=list)
     critical_mu: float | None = None
     soft_trace: list[SoftStep] = field(default_factory=list)
-    best_line: LineOptimum | None = None
     sweeps: int = 0
     families: list[FamilyTrial] = field(default_factory=list)
     family_trace: list[FamilyStep] = field(default_factory=list)
@@ -113,17 +116,20 @@ class Run:
         """Report how far a long stage is."""
         self.progress(text, 0, 0)
 
-    def shared(self, regime: Regime, alpha: float, beta: float, eta: float, tau: float = 0.0) -> Candidate:
-        """A candidate of the shared family."""
-        return Candidate(self.mlp, SHARED, regime, alpha, beta, eta, tau)
+    def shared(self, regime: Regime, coefficients: Array, eta: float, tau: float) -> Candidate:
+        """The candidate of a shared quadratic, coefficients (alpha, beta)."""
+        alpha, beta = (float(value) for value in coefficients)
+        theta = np.array([alpha, beta, eta, 1.0])
+        return Candidate(self.mlp, SHARED, regime, alpha, beta, eta, tau, theta=theta)
 
     def tally(self, found: Candidate) -> Tally:
-        """How many decisions a shared candidate keeps, in floating point, and its smallest margin."""
-        return tally(self.lift.shifted(found.tau), np.append(found.three, 1.0))
+        """How many decisions a shared quadratic keeps, in floating point, and its smallest margin."""
+        assert found.theta is not None
+        return tally(self.design.shifted(found.tau), found.theta)
 
     def lost(self, found: Candidate) -> int:
-        """How many decisions a shared candidate loses, in floating point."""
-        return self.lift.samples - self.tally(found).agreeing
+        """How many decisions a shared quadratic loses, in floating point."""
+        return self.design.samples - self.tally(found).agreeing
 
     @cached_property
     def calibration_sha256(self) -> str:
@@ -147,7 +153,7 @@ class Run:
 
     def accept_if_lossless(self, found: Candidate) -> bool:
         """Accept a hard candidate only with its certificate: rounding its numbers may undo a thin separation."""
-        if found.free is None and not np.isfinite([*found.three, found.tau]).all():
+        if found.theta is not None and not np.isfinite([*found.theta, found.tau]).all():
             return False
         self.certify(found)
         if found.certified.statement != "lossless":

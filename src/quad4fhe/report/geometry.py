@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from quad4fhe._arrays import Array, BoolArray
-from quad4fhe.calibration.plane import Plane
 from quad4fhe.errors import CertificateError
 from quad4fhe.fitting import Fit
-from quad4fhe.fitting.hulls import Separation, hull, separate
-from quad4fhe.fitting.reduced_hulls import ReducedHulls, closest
+from quad4fhe.fitting.design import Design
+from quad4fhe.fitting.hulls import Apart, Hull, closest
 
 Line = tuple[float, float, float]
 
@@ -43,20 +42,21 @@ class PlaneView:
         return None if self.pair is None else float(np.hypot(*(self.pair[0] - self.pair[1])))
 
 
-def plane_view(fit: Fit, plane: Plane) -> PlaneView:
+def plane_view(fit: Fit, design: Design) -> PlaneView:
     """What can be drawn of `fit` in the plane of its calibration set."""
-    sides = (np.flatnonzero(plane.positive), np.flatnonzero(~plane.positive))
-    plus, minus = (plane.points[hull(plane.points, members)] for members in sides)
+    points, positive = design.points
+    sides = points[positive], points[~positive]
     line, reduced, pair = None, None, None
     if fit.alpha is not None and np.ndim(fit.alpha) == 0:  # one quadratic for all units
-        line = (fit.alpha, fit.beta, fit.eta * plane.B + (1 - fit.beta) * plane.b - fit.tau)
-        pair = _closest_pair(plane)
+        bias = float(design.b[1] - design.b[0])
+        line = (fit.alpha, fit.beta, fit.eta * design.shift + (1 - fit.beta) * bias - fit.tau)
+        pair = _closest_pair(*sides)
         if pair is None or not _halves(line, pair):
-            pair, reduced = _reduced(fit, plane, line)
-    return PlaneView(plane.points, plane.positive, (plus, minus), reduced, pair, line)
+            pair, reduced = _reduced(fit, *sides, line)
+    return PlaneView(points, positive, (_outline(sides[0]), _outline(sides[1])), reduced, pair, line)
 
 
-def _reduced(fit: Fit, plane: Plane, line: Line) -> tuple[Array | None, tuple[Array, Array] | None]:
+def _reduced(fit: Fit, plus: Array, minus: Array, line: Line) -> tuple[Array | None, tuple[Array, Array] | None]:
     """The closest points and the outlines of the reduced hulls that regime rch separates.
 
     Their cap is only stated by the fit, so the fit is rejected if its line does not lie halfway between these hulls.
@@ -65,11 +65,10 @@ def _reduced(fit: Fit, plane: Plane, line: Line) -> tuple[Array | None, tuple[Ar
     mu = fit.diagnostics.mu
     if not fit.regime.is_reduced or mu is None:
         return None, None
-    found = closest(plane, mu)
-    pair = None if found is None else np.stack([found.u, found.v])
+    pair = _closest_pair(plus, minus, mu)
     if pair is None or not _halves(line, pair):
         raise CertificateError(f"the regime is said to be {fit.regime}, but its reduced hulls give another line")
-    return pair, _outlines(plane, mu)
+    return pair, (_reduced_outline(plus, mu), _reduced_outline(minus, mu))
 
 
 def _halves(line: Line, pair: Array) -> bool:
@@ -80,30 +79,36 @@ def _halves(line: Line, pair: Array) -> bool:
     return bool(across and abs(p * x + q * y + r) <= _NEAR * (abs(p * x) + abs(q * y) + abs(r)))
 
 
-def _closest_pair(plane: Plane) -> Array | None:
-    found = separate(plane)
-    if not isinstance(found, Separation):
-        return None
-    plus, minus = (plane.points[ends] for ends in found.closest)
-    # Two convex sets in the plane that do not meet are closest at a vertex of one of them.
-    candidates = [np.stack([u, _nearest(minus, u)]) for u in plus] + [np.stack([_nearest(plus, v), v]) for v in minus]
-    return min(candidates, key=lambda pair: float(np.hypot(*(pair[0] - pair[1]))))
+def _closest_pair(plus: Array, minus: Array, cap: float = 1.0) -> Array | None:
+    found = closest(plus, minus, cap)
+    return np.stack([found.u, found.v]) if isinstance(found, Apart) else None
 
 
-def _nearest(ends: Array, point: Array) -> Array:
-    """The point of the segment between `ends` (1 or 2, 2) nearest to `point`."""
-    a, along = ends[0], ends[-1] - ends[0]
-    length = float(along @ along)
-    share = 0.0 if length == 0 else min(1.0, max(0.0, float((point - a) @ along) / length))
-    out: Array = a + share * along
-    return out
-
-
-def _outlines(plane: Plane, mu: float) -> tuple[Array, Array]:
-    """The reduced hulls of both classes, from their supports in directions all around."""
-    hulls = ReducedHulls(plane, mu)
-    scale = np.maximum(plane.moments.reach, 1e-300)  # so that directions are evenly spaced in the picture
+def _reduced_outline(points: Array, cap: float) -> Array:
+    """The reduced hull of points (n, 2), from its extreme points in directions all around."""
+    centre = points.mean(axis=0)
+    hull = Hull(points - centre, cap)
+    scale = np.maximum(np.abs(hull.points).max(axis=0), 1e-300)  # so that directions are evenly spaced in the picture
     angles = np.linspace(0, 2 * np.pi, _DIRECTIONS, endpoint=False)
-    ends = [hulls.support(float(np.cos(a)) / scale[0], float(np.sin(a)) / scale[1]) for a in angles]
-    plus, minus = (np.unique(np.array(corners), axis=0) + hulls.centre for corners in zip(*ends, strict=True))
-    return plus[hull(plus, np.arange(len(plus)))], minus[hull(minus, np.arange(len(minus)))]
+    corners = [hull.lowest(np.array([np.cos(a), np.sin(a)]) / scale)[0] for a in angles]
+    return _outline(np.array(corners) + centre)
+
+
+def _outline(points: Array) -> Array:
+    """The corners of the convex hull of points (n, 2), counter-clockwise, by Andrew's monotone chain."""
+    corners = np.unique(points, axis=0).tolist()
+    if len(corners) <= 2:
+        return np.array(corners)
+    halves = []
+    for side in (corners, corners[::-1]):
+        chain: list[list[float]] = []
+        for x, y in side:
+            while len(chain) > 1 and _turn(chain[-2], chain[-1], [x, y]) <= 0:
+                chain.pop()
+            chain.append([x, y])
+        halves += chain[:-1]
+    return np.array(halves)
+
+
+def _turn(a: list[float], b: list[float], c: list[float]) -> float:
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

@@ -17,7 +17,7 @@ from quad4fhe._forecast import server_seconds
 from quad4fhe.calibration.shards import Shard
 from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
-from quad4fhe.fitting.degrees import DEGREES, binary, multiclass
+from quad4fhe.fitting.degrees import DEGREES
 from quad4fhe.fitting.degrees.copies import SHARES, Copies
 from quad4fhe.fitting.degrees.rounding import FINER, GRID, Bits, Units, rounded_units
 from quad4fhe.fitting.families import AUTO, FAMILIES, SHARED
@@ -25,6 +25,7 @@ from quad4fhe.fitting.families.basis import Basis
 from quad4fhe.fitting.families.features import FOLDS
 from quad4fhe.fitting.families.learning import Learned, measure, power_of, scaled_head
 from quad4fhe.fitting.families.selection import Judged, Selection
+from quad4fhe.fitting.margins import Problem
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.mlp import MLP, decide
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
@@ -53,8 +54,10 @@ class Ladder:
     """The degrees of one fit: judged when asked for, fitted on all rows."""
 
     def __init__(self, run: Run, part: Learned, family: str, budget: int, highest: int) -> None:
-        if run.lift.samples < _FEWEST:
-            raise InputError(f"degrees above 2 need at least {_FEWEST} calibration rows, X_cal has {run.lift.samples}")
+        if run.design.samples < _FEWEST:
+            raise InputError(
+                f"degrees above 2 need at least {_FEWEST} calibration rows, X_cal has {run.design.samples}"
+            )
         self.run, self.part, self.budget, self.highest = run, part, budget, highest
         self.families = tuple(FAMILIES.names()) if family == AUTO else (family,)
         self.power = power_of(run.mlp, part.X)
@@ -104,7 +107,7 @@ class Ladder:
                 model = self._quadratic() if each == 2 else self._model(each)
                 with self.run.stage("families"):
                     margins = margins_of(model.logits(self.part.X))
-                    self._seconds[each] = server_seconds(model, self.run.lift.box, self.part.X, margins)
+                    self._seconds[each] = server_seconds(model, self.run.design.box, self.part.X, margins)
         least, own = self._seconds[2], self._seconds[degree]
         return own / least if np.isfinite([least, own]).all() else np.inf
 
@@ -147,10 +150,15 @@ class Ladder:
     def _separated(self, basis: Basis) -> Candidate | None:
         """A shared fit that separates the decisions, strictly or with slack."""
         run = self.run
-        if run.mlp.classes == 2 and not binary.is_fixed(run.mlp):
-            return binary.separated(run, self.part, basis, self._rounded)
-        found = multiclass.hard(run, self.part, basis, self._rounded)
-        return found or multiclass.soft(run, self.part, basis, self._rounded)
+
+        def make(regime: Regime, coefficients: Array, eta: float, tau: float) -> Candidate:
+            own = np.broadcast_to(coefficients[:, None], (basis.degree, run.mlp.units))
+            constant = run.mlp.b2 + eta * run.mlp.head_sums
+            model = self._rounded(basis, own, constant, lossless=regime.is_hard)
+            theta = np.append(coefficients, [eta, 1.0])
+            return Candidate(run.mlp, SHARED, regime, None, None, None, free=model, theta=theta)
+
+        return Problem(run, run.design.in_basis(basis), make).first()
 
     def _rounded(self, basis: Basis, own: Array, constant: Array, *, lossless: bool = False) -> PolynomialModel:
         """The same as `rounded`, for constants on the scale of the logits."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quad4fhe._arrays import Array, IntArray
+from quad4fhe._arrays import Array, IntArray, sha256
 from quad4fhe.errors import InputError
 from quad4fhe.mlp import MLP
 
@@ -51,6 +52,11 @@ class Basis:
         size = mlp.units if pooled else max(1, BLOCK // len(rows))
         parts = [_recurrence(mlp, X, rows, slice(j, j + size), degree, pooled) for j in range(0, mlp.units, size)]
         return cls(*(np.concatenate(each, axis=-1) for each in zip(*parts, strict=True)))
+
+    @cached_property
+    def sha256(self) -> str:
+        """A hash of the arrays."""
+        return sha256("quad4fhe-basis-1", (self.mean, self.spread, self.centre, self.back, self.scale))
 
     @property
     def width(self) -> int:

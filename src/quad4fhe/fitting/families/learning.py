@@ -51,7 +51,7 @@ def learned(run: Run, memory: int | None) -> Learned:
     share = min(1.0, MOST / shards.samples)
     rows = round(share * shards.samples)
     features, filled = shards.rows.shape[1], rows * (1 + blends_for(rows))
-    wanted = 8 * filled * (features + 6 * run.lift.classes)
+    wanted = 8 * filled * (features + 6 * run.design.classes)
     if filled > rows:
         wanted += 8 * rows * features  # made rows stand behind a copy of the real ones
     if memory is not None and 2 * wanted > memory:
@@ -143,7 +143,7 @@ def replace(
 
 def _wanted(run: Run, base: Candidate, family: str, target: float | None) -> tuple[str, ...]:
     """The families to try; none if the shared fit is as good as needed, or the rows are too few to compare."""
-    n = run.lift.samples
+    n = run.design.samples
     if family != AUTO:
         if n < _FEWEST:
             raise InputError(f"family={family!r} needs at least {_FEWEST} calibration rows, and X_cal has {n}")

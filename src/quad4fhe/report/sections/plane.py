@@ -10,8 +10,7 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe._progress import Progress
-from quad4fhe.calibration.lift import Statistics
-from quad4fhe.proof.exact import target_labels
+from quad4fhe.fitting.design import Design
 from quad4fhe.report.drawing import Palette, Picture, apart, crosses, dots, legend, number, short
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.geometry import PlaneView, plane_view
@@ -42,8 +41,7 @@ plane, and every shared quadratic a line.</p>
         if found.fit.mlp.classes != 2:
             return None
         progress("lifted plane", 0, 0)
-        lifted = Statistics.of_samples(found.fit.mlp, found.X, target_labels)
-        return cls(found, plane_view(found.fit, lifted.plane()))
+        return cls(found, plane_view(found.fit, Design.of_samples(found.fit.mlp, found.X)))
 
     @cached_property
     def pictures(self) -> list[Picture]:

@@ -106,10 +106,6 @@ and not certified; everything else on this page is.</p>
             lines.append(("slack", Markup("{} samples, sum {}, largest {}").format(count, *sizes)))
         if d.gap is not None:
             lines.append(("duality gap", from_fit("diagnostics.gap", d.gap, f"{d.gap:.1e}")))
-        if d.best_line is not None:
-            best = from_fit("diagnostics.best_line.mismatches", d.best_line.mismatches, f"{d.best_line.mismatches:,}")
-            proof = "lost, and no line loses fewer" if d.best_line.optimal else "lost is the fewest found for any line"
-            lines.append((f"best line{of}", Markup("{} {}").format(best, proof)))
         q = d.quantisation
         if q.decimals is not None and q.bits is not None:
             decimals = from_fit("diagnostics.quantisation.decimals", q.decimals, str(q.decimals))

@@ -1,8 +1,9 @@
-"""Multiclass, hard and soft: the pairwise margin problems MC-H and MC-S, by cutting planes.
+"""Decisions kept as pairwise margins: the problems MC-H and MC-S, by cutting planes, in any dimension.
 
-Finds out whether one shared quadratic can keep every decision (hard), with a direction or with Farkas evidence, and the
-soft-margin optimum for a grid of C with its duality gap. Sweeps find the rows that matter; they are never all formed.
-The master problems are small QPs, bounded by weak duality: an inaccurate solve can cost a round but never a claim.
+Finds out whether one shared polynomial can keep every decision (hard), with a direction or with Farkas evidence, and
+the soft-margin optimum for a grid of C with its duality gap. Sweeps find the rows that matter, which are never all
+formed. The master problems are small QPs, bounded by weak duality: an inaccurate solve can cost a round but never a
+claim.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from quad4fhe._arrays import Array, IntArray
 from quad4fhe.fitting.diagnostics import SoftStep, best_step
-from quad4fhe.fitting.sweep import Risk, Sweeps, Worst
+from quad4fhe.fitting.sweeps import Risk, Sweeper, Worst
 
 WEIGHTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """The paper's grid of C."""
@@ -51,11 +52,11 @@ class OutOfRounds:
     rounds: int
 
 
-def separate_pairs(sweeper: Sweeps, *, rounds: int = 300) -> PairSeparation | PairContradiction | OutOfRounds:
+def separate_pairs(sweeper: Sweeper, *, rounds: int = 300) -> PairSeparation | PairContradiction | OutOfRounds:
     """Decide MC-H: solve on active rows, sweep all margins, add the worst, until the signs are settled."""
-    scales = sweeper.scales()
+    scales = sweeper.scales
     rows = _ActiveRows(scales)
-    rows.add(sweeper.worst(sweeper.start))
+    rows.add(sweeper.worst(sweeper.design.start))
     for used in range(1, rounds + 1):
         direction = rows.separate()
         if direction is None:
@@ -132,7 +133,7 @@ class _ActiveRows:
         return PairContradiction(self.samples[pairs], self.rivals[pairs], scale)
 
 
-def _widest(sweeper: Sweeps, rows: _ActiveRows, worst: Worst, rounds: int) -> PairSeparation | OutOfRounds:
+def _widest(sweeper: Sweeper, rows: _ActiveRows, worst: Worst, rounds: int) -> PairSeparation | OutOfRounds:
     """From a feasible direction to the MC-H optimum: the QP on active rows bounds from below, scaling from above."""
     best, gap, lower = np.full(worst.theta.size, np.inf), np.inf, 0.0
     for _ in range(max(1, rounds)):
@@ -164,7 +165,7 @@ class PairSoft:
 
 
 def soft_pairs(
-    sweeper: Sweeps,
+    sweeper: Sweeper,
     weights: Sequence[float] = WEIGHTS,
     *,
     tolerance: float = 1e-6,
@@ -173,7 +174,8 @@ def soft_pairs(
 ) -> PairSoft:
     """Solve MC-S for every C by one-slack cutting planes and choose by the paper's rule.
 
-    The risk does not depend on C, so a cut found for one C serves them all.
+    The risk does not depend on C, so a cut found for one C serves them all. Coordinates of extreme scale are divided by
+    it, because |theta| would measure nothing.
     """
     bundle = _Bundle(sweeper)
     chosen: list[Risk] = []
@@ -181,22 +183,22 @@ def soft_pairs(
     for C in weights:
         point, gap = bundle.minimise(C, tolerance, rounds)
         chosen.append(point)
-        trace.append(_soft_step(sweeper.samples, C, point, gap))
+        trace.append(_soft_step(sweeper, C, point, gap))
         if report is not None:
             report(f"soft C={C:g}: agreement {100 * trace[-1].agreement:.2f}%, {sweeper.sweeps} sweeps")
     best = best_step(trace)
     return PairSoft(best.weight, chosen[trace.index(best)].theta, trace, [point.theta for point in chosen])
 
 
-def _soft_step(samples: int, C: float, point: Risk, gap: float) -> SoftStep:
+def _soft_step(sweeper: Sweeper, C: float, point: Risk, gap: float) -> SoftStep:
     return SoftStep(
         weight=C,
-        agreement=point.agreeing / samples,
+        agreement=point.agreeing / sweeper.samples,
         slack_count=point.slack_count,
         slack_sum=point.risk,
         slack_max=point.slack_max,
         margin=point.margin,
-        norm=float(np.linalg.norm(point.theta)),
+        norm=float(np.linalg.norm(point.theta * sweeper.units)),
         gap=gap,
     )
 
@@ -204,13 +206,13 @@ def _soft_step(samples: int, C: float, point: Risk, gap: float) -> SoftStep:
 class _Bundle:
     """All cuts of the hinge risk found so far, in coordinates u = theta * scales and per sample."""
 
-    def __init__(self, sweeper: Sweeps) -> None:
+    def __init__(self, sweeper: Sweeper) -> None:
         self._sweeper = sweeper
-        self._scales = sweeper.scales()
+        self._scales, self._units = sweeper.scales, sweeper.units
         self._points: list[Risk] = []
         self._slopes = np.empty((0, self._scales.size))
         self._heights = np.empty(0)
-        self._cut(sweeper.start)
+        self._cut(sweeper.design.start / self._units)
 
     def _cut(self, theta: Array) -> None:
         point = self._sweeper.risk(theta)
@@ -220,10 +222,13 @@ class _Bundle:
         self._heights = np.append(self._heights, (point.risk - float(point.gradient @ theta)) / n)
 
     def minimise(self, C: float, tolerance: float, rounds: int) -> tuple[Risk, float]:
-        """Minimise |theta|^2 / 2 + C R(theta) subject to lambda >= 1; returns the best point and its relative gap."""
+        """Minimise |theta|^2 / 2 + C R(theta) subject to lambda >= 1; returns the best point and its relative gap.
+
+        The norm and lambda are those of theta * units.
+        """
         lower, narrowest, stale = 0.0, np.inf, 0
         for _ in range(rounds):
-            values = [0.5 * float(p.theta @ p.theta) + C * p.risk for p in self._points]
+            values = [0.5 * float(np.square(p.theta * self._units).sum()) + C * p.risk for p in self._points]
             at = int(np.argmin(values))
             best = self._points[at]
             master, bound = self._master(C, best.theta)
@@ -239,15 +244,15 @@ class _Bundle:
         return best, max(0.0, float(gap))
 
     def _master(self, C: float, start: Array) -> tuple[Array, float]:
-        n, scales = self._sweeper.samples, self._scales
+        n, scales, units = self._sweeper.samples, self._scales, self._units
         total = C * n
         unit = max(1.0, total)  # divide the objective, so that its numbers stay of order one
-        P = np.append(1.0 / (np.square(scales) * unit), 0.0)
+        P = np.append(np.square(units / scales) / unit, 0.0)
         cuts, k = self._slopes.shape  # column k is the slack, k - 1 is lambda
         A = np.zeros((cuts + 2, k + 1))
         A[:cuts, :k], A[:cuts, k] = -self._slopes, 1.0
         A[cuts, k] = 1.0
-        A[cuts + 1, k - 1] = 1.0 / scales[k - 1]
+        A[cuts + 1, k - 1] = units[-1] / scales[-1]
         h = np.concatenate([self._heights, [0.0, 1.0]])
         norm = np.linalg.norm(A, axis=1)
         q = np.append(np.zeros(k), total / unit)
@@ -263,7 +268,7 @@ class _Bundle:
         slope[k - 1] += A[cuts + 1, k - 1] * y[cuts + 1]
         bound = float(self._heights @ y[:cuts]) + y[cuts + 1] - 0.5 * float((slope * slope / P[:k]).sum())
         theta = x[:k] / scales
-        theta[-1] = max(theta[-1], 1.0)
+        theta[-1] = max(theta[-1], 1.0 / units[-1])
         return theta, bound * unit
 
 
