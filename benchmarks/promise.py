@@ -8,8 +8,7 @@ settings violate a condition on purpose, and are meant to break it.
 
     python benchmarks/promise.py --out benchmarks/promise.json [--case digits] [--part reliable]
 
-`--part reliable` draws again for reliable decisions alone and keeps the other figures of the file. `drift` counts false
-alarms of watches, and queries until a shift is found.
+`--part reliable` draws again for reliable decisions alone and keeps the other figures of the file.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ import numpy as np
 from machine import describe
 from quad4fhe import MLP, Fit, fit
 from quad4fhe.fitting.families.features import stratified_rows
-from quad4fhe.proof.drift import FALSE_ALARMS, Reference, Watch, lies_inside, reference
-from quad4fhe.proof.guarantee import by_class, compression_bound, delta_of, lost_share_bound
+from quad4fhe.proof.guarantee import by_class, delta_of, lost_share_bound
 from quad4fhe.proof.reliable import best_power, curve, margins_of, norms_of, relative, walk
 
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -57,21 +55,6 @@ def small(name: str, rows: int, units: int = 64, seed: int = 0) -> Case:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         network = MLPClassifier((units,), max_iter=60, random_state=seed).fit(Z[train], y[train])
-    return MLP.from_sklearn(network), Z[train], Z[rest]
-
-
-def memorised(rows: int = 400, seed: int = 0) -> Case:
-    """MNIST's fours and nines with labels drawn by lot, and a model that has learnt them by heart."""
-    from sklearn.neural_network import MLPClassifier
-
-    with np.load(DATA / "mnist.npz") as z:
-        X = z["X"][np.isin(z["y"], (4, 9))].astype(float)
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(len(X))
-    train, rest = order[:rows], order[rows : rows + 5000]
-    spread = X[train].std(axis=0)
-    Z = np.clip((X - X[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0), -5, 5)
-    network = MLPClassifier((64,), max_iter=400, random_state=seed).fit(Z[train], rng.integers(0, 2, rows))
     return MLP.from_sklearn(network), Z[train], Z[rest]
 
 
@@ -215,93 +198,6 @@ def halves(known: Any, scores: Any, rows: Population, level: float, power: float
     }  # fmt: skip
 
 
-def run_drift() -> dict[str, Any]:
-    """Watches of Otto and digits: false alarms over 3,000 queries, and queries until an alarm under a shift."""
-    out: dict[str, Any] = {}
-    for name in ("otto", "digits"):
-        mlp, X_cal, X = CASES[name]()
-        found = fit(mlp, X_cal, family="shared")
-        rng, size = np.random.default_rng(2026), min(1000, len(X) // 2)
-        logits, label, inside = found.model.logits(X), found.predict(X), lies_inside(X, found.box)
-        alarms = 0
-        for _ in range(DRAWS):
-            order = rng.integers(0, len(X), size + 3000)
-            held, rest = order[:size], order[size:]
-            watch = Watch(summed(found, logits, label, inside, held), found.box, rng=rng)
-            watch.observe(logits[rest[:1500]], X[rest[:1500]], refused=False)
-            watch.observe(logits[rest[1500:]], X[rest[1500:]], refused=False)
-            alarms += watch.drift.alarm is not None
-        allowed = FALSE_ALARMS + 3 * (FALSE_ALARMS * (1 - FALSE_ALARMS) / DRAWS) ** 0.5
-        out[name] = {"hold_out": size, "false_alarms": alarms / DRAWS, "allowed": round(allowed, 5), "draws": DRAWS}
-        for kind, change in shifts(mlp.classes, X, rng).items():
-            times = []
-            for _ in range(20):
-                order = rng.permutation(len(X))
-                held, rest = order[:size], order[size:]
-                watch = Watch(summed(found, logits, label, inside, held), found.box, rng=rng)
-                refused = kind.endswith("refused")
-                times.append(until_alarm(found, watch, change(X[rest], label[rest])[:2000], refused))
-            median, missed = float(np.median(times)), float(np.mean(np.isinf(times)))
-            out[name][kind] = {"queries": median if np.isfinite(median) else None, "missed": missed}
-    return out
-
-
-def shifts(classes: int, X: Any, rng: Any) -> dict[str, Callable[[Any, Any], Any]]:
-    """Other inputs, made of rows and the classes decided for them."""
-    return {
-        "features times 1.5": lambda Z, _: Z * 1.5,
-        "features times 0.5": lambda Z, _: Z * 0.5,
-        "features times 0.5, others refused": lambda Z, _: Z * 0.5,
-        "noise of one standard deviation": lambda Z, _: Z + X.std(axis=0) * rng.normal(size=Z.shape),
-        "half of the classes": lambda Z, y: Z[y < classes // 2],
-        "class 1 twice as often": lambda Z, y: rng.permutation(np.concatenate([Z, Z[y == 1]])),
-    }
-
-
-def summed(found: Fit, logits: Any, label: Any, inside: Any, at: Any) -> Reference:
-    """The summary of the rows `at` as a hold-out."""
-    return reference(found.margins, margins_of(logits[at]), label[at], inside[at], found.mlp.classes)
-
-
-def until_alarm(found: Fit, watch: Watch, X: Any, refused: bool) -> float:
-    """Queries until the alarm, five at a time; infinite without one."""
-    logits = found.model.logits(np.clip(X, *found.box))
-    for at in range(0, len(X), 5):
-        watch.observe(logits[at : at + 5], X[at : at + 5], refused=refused)
-        if watch.drift.alarm is not None:
-            return at + 5
-    return float("inf")
-
-
-def run_compression() -> dict[str, Any]:
-    """Hard fits to rows that the model was not trained on; hostile: to rows that it was trained on."""
-    mlp, X_train, X = small("breast_cancer", 114, seed=1)
-    learnt, X_learnt, X_new = memorised()
-    return {
-        "fresh rows": compressions(mlp, X, X, 150),
-        "hostile: training rows": compressions(mlp, X_train, X, 150),
-        "hostile: training rows, labels learnt by heart": compressions(learnt, X_learnt, X_new, 400),
-    }
-
-
-def compressions(mlp: MLP, source: Any, X: Any, size: int) -> dict[str, Any]:
-    """Promises from `size` rows drawn from `source`, judged on X; a draw without a promise breaks none."""
-    rng, relu = np.random.default_rng(2026), mlp.decide(X)
-    supports, made = [], []
-    for _ in range(DRAWS):
-        found = fit(mlp, source[rng.integers(0, len(source), size)], fresh=True, family="shared")
-        if found.guarantee is not None:
-            supports.append(len(found.guarantee.support))
-            made.append(float(np.mean(found.predict(X) == relu)))
-    out: dict[str, Any] = {"unseen": len(X), "calibration": size, "made": len(made)}
-    out["support"] = {str(k): supports.count(k) for k in sorted(set(supports))}
-    for confidence in CONFIDENCES:
-        bounds = {k: 1 - float(compression_bound(size, k, delta_of(confidence))) for k in set(supports)}
-        gaps = [truth - bounds[k] for truth, k in zip(made, supports, strict=True)]
-        out[f"confidence {confidence}"] = judged(sum(gap < 0 for gap in gaps), DRAWS, confidence, gaps)
-    return out
-
-
 def run_hostile() -> dict[str, Any]:
     """Otto with a condition violated: calibration rows as hold-out, and a hold-out that also chose the fit."""
     mlp, X_cal, X = trained("otto")
@@ -336,9 +232,7 @@ def run_hostile() -> dict[str, Any]:
 
 
 OTHERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "compression": run_compression,
     "hostile": run_hostile,
-    "drift": run_drift,
 }
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import numpy as np
@@ -16,7 +15,6 @@ import pytest
 from numpy.typing import NDArray
 
 from quad4fhe import MLP
-from quad4fhe.proof.drift import Watch
 
 # Shared machines are too noisy for a deadline per example; CI draws the same examples each time.
 hypothesis.settings.register_profile(
@@ -63,17 +61,6 @@ def trained() -> Callable[[str], Trained]:
         return _load(name)
 
     return load
-
-
-@pytest.fixture
-def fixed_ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watches of drift draw from a fixed seed: one stream in a hundred may raise a false alarm, and a test must not."""
-    real = Watch.__init__
-
-    def fixed(watch: Watch, *given: Any, rng: np.random.Generator | None = None, **options: Any) -> None:
-        real(watch, *given, rng=np.random.default_rng(2) if rng is None else rng, **options)
-
-    monkeypatch.setattr(Watch, "__init__", fixed)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ from quad4fhe.layouts.batch.evaluation import BatchEvaluator
 from quad4fhe.layouts.packed.layout import packing_of
 from quad4fhe.planning.integers import IntegerCircuit, Scales
 from quad4fhe.planning.plan import Plan
-from quad4fhe.proof.drift import Stream
 
 FOLDER = Path(__file__).parent / "vectors"
 
@@ -130,13 +129,3 @@ def test_integer_weights_make_the_reply_of_the_vectors(skip: bool, kernel: Any) 
     assert in_short(reply) == wanted[name]
     (reply,) = evaluator.evaluate([seed, chunks[:1], chunks[1:]])
     assert in_short(reply) == wanted[name]
-
-
-def test_a_watch_for_drift_bets_as_the_vector_says() -> None:
-    wanted = read("drift")
-    i = np.arange(wanted["queries"])
-    stream = Stream.empty(len(wanted["known"]))
-    draws = (2654435761 * i + 12345) % 1000003 / 1000003
-    stream.observe(np.asarray(wanted["known"]), (i * i + i // 3) % 4, draws, i % 5 != 2)
-    assert (stream.counts, stream.cells) == (wanted["counts"], wanted["cells"])
-    assert stream.capital == pytest.approx(wanted["capital"], rel=1e-12)

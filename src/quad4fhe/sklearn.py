@@ -12,7 +12,6 @@ from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.fitting import Fit, fit
 from quad4fhe.fitting.cascade import RegimeChoice, Threshold
 from quad4fhe.mlp import MLP
-from quad4fhe.proof.drift import Drift
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
@@ -140,10 +139,6 @@ class QuadraticReplacement(MetaEstimatorMixin, ClassifierMixin, BaseEstimator): 
     def is_reliable(self, X: Any) -> NDArray[np.bool_]:
         """Mark the reliable decisions on X, (n,); needs holdout, fresh and reliable."""
         return self._fitted().is_reliable(self._checked(X))
-
-    def drift(self, X: Any) -> Drift:
-        """Whether X (n, d) differs from the hold-out rows of the promise; needs holdout and fresh."""
-        return self._fitted().drift(self._checked(X))
 
     def agreement(self, X: ArrayLike) -> float:
         """The share of the trained classifier's own decisions on X that are kept, in exact arithmetic."""

@@ -16,8 +16,6 @@ from quad4fhe.cli import main
 from quad4fhe.he import keys
 from support.serving import small_fit
 
-pytestmark = pytest.mark.usefixtures("fixed_ties")
-
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -128,7 +126,6 @@ def promised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fit]:
     )
     found.save(place / "fit.safetensors")
     np.save(place / "x.npy", np.clip(rng.normal(size=(5000, 5)), *found.box))
-    np.save(place / "other.npy", np.clip(0.2 * rng.normal(size=(300, 5)), *found.box))
     plan(found, samples=2048, layout="batch").save(place / "plan.json")
     keys.save(keys.generate(Plan.load(place / "plan.json")), place / "own.key")
     return place, found
@@ -149,7 +146,6 @@ def test_replies_in_a_folder_say_which_decisions_are_reliable(
     expected = found.is_reliable(np.load("x.npy"))
     assert 0.05 < expected.mean() < 0.999
     assert np.mean(np.array(shown["reliable"]) == expected) > 0.999  # noise may move a few across the threshold
-    assert shown["drift"]["alarm"] is None
     assert main([*read, "-o", "out.csv"]) == 0
     lines = (place / "out.csv").read_text().splitlines()
     assert lines[0] == "decision,logit_0,logit_1,logit_2,reliable"
@@ -167,15 +163,3 @@ def test_replies_in_a_folder_say_which_decisions_are_reliable(
     lines = (place / "out.csv").read_text().splitlines()
     assert len(lines) == 5001
     assert lines[-1] == ",,,,"
-
-
-def test_replies_in_a_folder_warn_of_drift(
-    promised: tuple[Path, Fit], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place, _ = promised
-    monkeypatch.chdir(place)
-    assert main(["query", "others", "other.npy", "--plan", "plan.json", "--key", "own.key"]) == 0
-    assert main(["score", "fit.safetensors", "others", "answers", "--workers", "1"]) == 0
-    capsys.readouterr()
-    assert main(["query", "others", "other.npy", "--replies", "answers", "--key", "own.key"]) == 0
-    assert "Warning: the promise about new inputs was made for other inputs" in capsys.readouterr().out

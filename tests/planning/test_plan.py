@@ -170,7 +170,7 @@ def test_nothing_that_a_plan_says_can_change_under_its_hash() -> None:
         except InputError:
             pass  # no plan at all
     read = {"precision", "samples", "calibration", "smallest_margin", "forecast", "promise", "room", "reliable"}
-    assert accepted >= read | {"model_id", "error", "domain", "reference", "clip"}
+    assert accepted >= read | {"model_id", "error", "domain", "clip"}
 
 
 def promised() -> Fit:

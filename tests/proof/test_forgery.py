@@ -48,7 +48,6 @@ FITS: dict[str, tuple[Callable[[], Fit], Any]] = {
     "pairs": (lambda: fit(PAIRS.mlp, PAIRS_X, X_test=PAIRS_X[:30], family="shared"), PAIRS_X),
     "unitwise": (lambda: family_fits.pairs("unitwise"), PAIRS_X),
     "head": (lambda: family_fits.pairs("head"), PAIRS_X),
-    "compression": (lambda: fit(LOSSLESS.mlp, LOSSLESS_X, fresh=True, confidence=0.5, family="shared"), LOSSLESS_X),
     "promise": (lambda: fit(PAIRS.mlp, PAIRS_X, holdout=PAIRS_X[::-1] + 0.25, fresh=True, family="shared"), PAIRS_X),
 }
 

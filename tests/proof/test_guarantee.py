@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import gammaln, logsumexp
 from scipy.stats import beta, binom
 
 from quad4fhe import InputError
-from quad4fhe.proof.guarantee import by_class, compression_bound, delta_of, fallback, lost_share_bound, tail_bound
+from quad4fhe.proof.guarantee import by_class, delta_of, fallback, lost_share_bound, tail_bound
 
 STEP = Fraction(1, 10**9)
 levels = st.sampled_from([0.5, 0.1, 0.05, 0.01, 0.001, 1e-6, 1e-12])
@@ -55,54 +54,6 @@ def test_clopper_and_pearson_is_the_quantile_of_a_beta(counts: tuple[int, int], 
     n, e = counts
     theirs = 1.0 if e == n else float(beta.isf(delta, e + 1, n - e))
     assert float(lost_share_bound(n, e, delta)) == pytest.approx(theirs, rel=1e-6, abs=2e-9)
-
-
-@pytest.mark.parametrize(
-    ("samples", "support", "delta", "percent", "digits"),
-    [(455, 3, 0.05, 2.33, 2), (455, 3, 0.001, 3.52, 2), (10_000, 3, 1e-6, 0.2485, 4)],
-)
-def test_compression_gives_the_published_numbers(
-    samples: int, support: int, delta: float, percent: float, digits: int
-) -> None:
-    assert round(100 * float(compression_bound(samples, support, delta)), digits) == percent
-
-
-def log_sides(N: int, k: int, delta: float, t: float) -> tuple[float, float]:
-    """Logarithms of both sides of the equation, by gamma functions."""
-
-    def log_comb(n: np.ndarray, c: int) -> np.ndarray:
-        return gammaln(n + 1) - gammaln(c + 1) - gammaln(n - c + 1)
-
-    i = np.arange(k, N)
-    left = float(log_comb(np.array([N]), k)[0] + (N - k) * math.log(t))
-    return left, math.log(delta / N) + float(logsumexp(log_comb(i, k) + (i - k) * math.log(t)))
-
-
-@given(st.integers(2, 1500), st.integers(0, 12), levels)
-@settings(max_examples=60)
-def test_compression_solves_its_equation(N: int, k: int, delta: float) -> None:
-    if k >= N:
-        assert compression_bound(k, k, delta) == 1
-        return
-    bound = float(compression_bound(N, k, delta))
-    # Below the root the right side is larger: the bound is safe. A little above it, the left side is.
-    left, right = log_sides(N, k, delta, 1 - bound) if bound < 1 else (-math.inf, 0.0)
-    assert right >= left - 1e-6
-    if bound > 1e-8:
-        left, right = log_sides(N, k, delta, 1 - bound + 3e-9 + 1e-7 * (1 - bound))
-        assert left > right - 1e-6
-
-
-def test_compression_in_exact_arithmetic() -> None:
-    for N, k, delta in ((5, 0, Fraction(1, 10)), (12, 2, Fraction(1, 20)), (30, 4, Fraction(1, 1000))):
-        t = 1 - compression_bound(N, k, float(delta))
-
-        def excess(t: Fraction, N: int = N, k: int = k, delta: Fraction = delta) -> Fraction:
-            right = delta / N * sum(math.comb(i, k) * t ** (i - k) for i in range(k, N))
-            return right - math.comb(N, k) * t ** (N - k)
-
-        assert excess(t) >= 0
-        assert excess(t + STEP) < 0
 
 
 @given(st.lists(counted(300), min_size=1, max_size=6), levels)
@@ -182,5 +133,3 @@ def test_a_confidence_that_is_none_is_refused(wrong: object) -> None:
 def test_counts_that_are_none_are_refused(n: int, e: int) -> None:
     with pytest.raises(InputError, match="is not a count"):
         lost_share_bound(n, e, 0.05)
-    with pytest.raises(InputError, match="is not a count"):
-        compression_bound(n, e, 0.05)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import cmath
 import hashlib
 import json
-import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,6 @@ def plan(
         if layout == "batch"
         else {"level": 0.5, "confidence": 0.5, "threshold": 0.25, "coverage": 0.5, "power": 0.5},
         "promise": None,
-        "reference": None,
         "room": None,
         "clip": False,
         "feature_names": None,
@@ -233,29 +231,9 @@ def reply() -> dict[str, Any]:
     return out
 
 
-def drift() -> dict[str, Any]:
-    """A stream of a watch for drift after 60 queries, which follow from their numbers."""
-    known, counts, cells = [5, 0, 7, 3], [0] * 4, [0] * 16
-    capital = dict.fromkeys((2, 4, 8, 16), 0.0)
-    for i in range(60):
-        category, counted = (i * i + i // 3) % 4, i % 5 != 2
-        draw = (2654435761 * i + 12345) % 1000003 / 1000003
-        seen, of = sum(counts), [a + b for a, b in zip(known, counts, strict=True)]
-        p = (sum(of[:category]) + draw * (of[category] + 1)) / (sum(known) + seen + 1)
-        cell = min(int(16 * p), 15)
-        if not counted:
-            continue
-        for bet in capital:
-            first = cell * bet // 16 * (16 // bet)
-            capital[bet] += math.log(bet * (sum(cells[first : first + 16 // bet]) + 1) / (seen + bet))
-        counts[category] += 1
-        cells[cell] += 1
-    return {"known": known, "queries": 60, "counts": counts, "cells": cells, "capital": list(capital.values())}
-
-
 def files() -> dict[str, str]:
     """Every file by its name."""
-    made = {"plans": plans(), "containers": containers(), "ntt": ntt(), "reply": reply(), "drift": drift()}
+    made = {"plans": plans(), "containers": containers(), "ntt": ntt(), "reply": reply()}
     return {f"{name}.json": json.dumps(value, indent=1) + "\n" for name, value in made.items()}
 
 

@@ -31,7 +31,7 @@ def test_the_client_has_no_type_errors() -> None:
 
 @needs_node
 def test_encodings_containers_and_refusals_are_those_of_python() -> None:
-    names = ("embedding", "lift", "vectors", "graph", "drift")
+    names = ("embedding", "lift", "vectors", "graph")
     run_node("--test", *(f"test/{name}.test.ts" for name in names))
 
 

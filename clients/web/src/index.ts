@@ -23,7 +23,6 @@ import { checked, outside } from "./samples.ts";
 
 export type { Chain } from "./chain.ts";
 export { type Answer, Client, type Keys, type Request, type SavedKey, type Scores } from "./client.ts";
-export { type Alarm, Watch } from "./drift.ts";
 export { AskError, messageOf, TokenError } from "./errors.ts";
 export { layoutNames } from "./layouts.ts";
 export { type Plan, readPlan } from "./plan.ts";

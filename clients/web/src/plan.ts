@@ -29,8 +29,6 @@ export interface Plan {
   readonly error: number;
   /** Which decisions are reliable, where the fit says so. */
   readonly reliable: Reliable | null;
-  /** A summary of the hold-out rows, which `Watch` compares questions with; null where the plan has none. */
-  readonly reference: Reference | null;
   readonly featureNames: readonly string[] | null;
   readonly classNames: readonly string[] | null;
   /** The SHA-256 of the model's feature part, which computes the features from raw inputs; null where it has none. */
@@ -48,19 +46,6 @@ export interface Reliable {
   readonly confidence: number;
   readonly threshold: number | null;
   readonly power: number;
-}
-
-/**
- * Hold-out rows inside the calibration box: how many have a margin between two of the `edges`, and how many are decided for
- * each class; `outside` rows lie outside. `low` and `high` are that box, null where it is the plan's.
- */
-export interface Reference {
-  readonly edges: readonly number[];
-  readonly margins: readonly number[];
-  readonly classes: readonly number[];
-  readonly outside: number;
-  readonly low: readonly number[] | null;
-  readonly high: readonly number[] | null;
 }
 
 const LARGEST_NUMBER = 2 ** 200; // no number in the plan of a real model comes near
@@ -101,7 +86,6 @@ export function readPlan(answer: unknown, sha256: string): Plan {
     bound: planNumber(domain["bound"], "bound"),
     error: planNumber(error["bound"], "error"),
     reliable: reliability(json["reliable"]),
-    reference: referenceOf(json["reference"]),
     featureNames: names(json["feature_names"]),
     classNames: names(json["class_names"]),
     featurePart: json["feature_part"] === undefined || json["feature_part"] === null ? null : text(json["feature_part"], "feature part"),
@@ -115,23 +99,11 @@ function check(plan: Plan): void {
   if (!/^[0-9a-f]{64}$/.test(plan.modelId)) refuse("its model id is not one");
   if (plan.featurePart !== null && !/^[0-9a-f]{64}$/.test(plan.featurePart)) refuse("its feature part's hash is not one");
   if (plan.low.length !== plan.features || plan.high.length !== plan.features) refuse("its box has another number of features");
-  if (plan.reference !== null && contradicts(plan.reference, plan)) refuse("its summary of the hold-out rows contradicts itself");
   if (plan.low.some((low, i) => low > plan.high[i]!)) refuse("its box is empty");
   if (!(plan.bound > 0) || !(plan.error >= 0)) refuse("its bound or error is not positive");
   for (const [found, wanted] of [[plan.featureNames, plan.features], [plan.classNames, Math.max(plan.outputs, 2)]] as const) {
     if (found !== null && found.length !== wanted) refuse(`it has ${found.length} names for ${wanted} features or classes`);
   }
-}
-
-const MARGIN_BINS = 32;
-
-/** Whether no hold-out has such a summary. */
-function contradicts({ edges, margins, classes, low, high }: Reference, plan: Plan): boolean {
-  const sum = (counts: readonly number[]) => counts.reduce((total, each) => total + each, 0);
-  const boxes = [low, high].every((side) => side === null || side.length === plan.features);
-  const sorted = edges.every((edge, i) => i === 0 || edge >= edges[i - 1]!);
-  const sizes = edges.length === MARGIN_BINS - 1 && margins.length === MARGIN_BINS && classes.length === Math.max(plan.outputs, 2);
-  return !(boxes && sorted && sizes && sum(margins) === sum(classes));
 }
 
 /** The largest size of a shifted feature anywhere in the box. */
@@ -153,22 +125,6 @@ function reliability(value: unknown): Plan["reliable"] {
   const threshold = found["threshold"] === null ? null : planNumber(found["threshold"], "threshold");
   if ((threshold ?? 0) < 0 || power! < 0 || power! > 2) refuse("its margin of reliable decisions can't be right");
   return { level: level!, confidence: confidence!, threshold, power: power! };
-}
-
-function referenceOf(value: unknown): Plan["reference"] {
-  if (value === null || value === undefined) return null;
-  const found = record(value, "the summary of the hold-out rows");
-  const counts = (name: string) => list(found[name], name).map((each) => planWhole(each, 0, 2 ** 40, name));
-  const box = found["box"] === null || found["box"] === undefined ? null : list(found["box"], "box").map((side) => numbers(side, "box"));
-  if (box !== null && box.length !== 2) refuse("its summary of the hold-out rows contradicts itself");
-  return {
-    edges: numbers(found["edges"], "edges"),
-    margins: counts("margins"),
-    classes: counts("classes"),
-    outside: planWhole(found["outside"], 0, 2 ** 40, "outside"),
-    low: box?.[0] ?? null,
-    high: box?.[1] ?? null,
-  };
 }
 
 function names(value: unknown): readonly string[] | null {

@@ -348,24 +348,6 @@ for (const value of ["Infinity", "-Infinity", "NaN", "", "1e999", "abc"]) {
   });
 }
 
-test("questions of another kind than the hold-out rows are warned of", options, async () => {
-  const { context, page } = await visit(`${spec.url}/page/${spec.query}`, async (page) => {
-    await page.route("**/plan?*", async (route) => {
-      const real = await route.fetch();
-      const plan = await real.json();
-      // A hold-out whose rows all had margins below any that occur here.
-      const first = (length: number) => Array.from({ length }, (_, i) => (i === 0 ? 1000 : 0));
-      plan.reference = { edges: Array(31).fill(1e-12), margins: first(32), classes: first(Math.max(plan.shape.outputs, 2)), outside: 0 };
-      await route.fulfill({ response: real, json: plan });
-    });
-  });
-  await ready(page);
-  await typeTable(page, spec.rows);
-  assert.equal((await answered(page)).problem, "");
-  assert.match((await page.textContent("#drift"))!, /^The promise about new inputs was made for other inputs than these: their margins .*questions so far/);
-  await context.close();
-});
-
 test("the page as one file works from disk, with its pinned plan", options, async () => {
   const { context, page, complaints, asked } = await visit(`file://${spec.file}`);
   await ready(page);

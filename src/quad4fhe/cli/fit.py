@@ -66,9 +66,7 @@ def fit_command(
     ] = None,
     fresh: Annotated[
         bool,
-        typer.Option(
-            "--fresh", help="State that the model was not trained on the hold-out rows (without --holdout: on CALIB)."
-        ),
+        typer.Option("--fresh", help="State that the model was not trained on the hold-out rows."),
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     reliable: Annotated[
@@ -101,9 +99,8 @@ def fit_command(
 
     --holdout together with --fresh adds a promise about new inputs: with the given confidence, at least this share of
     decisions is kept, overall and by class. The promise requires rows that the model was not trained on. --holdout 0.1
-    sets a random tenth of CALIB aside before the fit; `verify` finds these rows in CALIB again. --fresh alone states
-    that the model was not trained on CALIB; a hard fit then makes a promise without a hold-out. --reliable 0.995 finds
-    on the hold-out the margin above which that share of decisions is kept; `predict` and `query` then mark each
+    sets a random tenth of CALIB aside before the fit; `verify` finds these rows in CALIB again. --reliable 0.995
+    finds on the hold-out the margin above which that share of decisions is kept; `predict` and `query` then mark each
     decision that has this margin.
 
     Names of features and classes, from the model or from CALIB, are kept in the fit. Later commands take the columns

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from quad4fhe import Fit
     from quad4fhe.he.predict import Prediction
     from quad4fhe.names import Names
-    from quad4fhe.proof.drift import Drift
 
 
 @app.command("predict")
@@ -104,15 +103,8 @@ def predict_command(
         print_json(prediction.to_dict())
         return
     print_table("prediction", prediction.summary() + _measured(prediction, fitted, X, y, data.name))
-    warn_of_drift(prediction.drift)
     if out is not None:
         say(f"Decisions and logits are in {out}.")
-
-
-def warn_of_drift(drift: Drift | None) -> None:
-    """Print one line if the samples differ from the hold-out rows of the promise."""
-    if drift is not None and (warning := drift.sentence()) is not None:
-        say(f"Warning: {warning}")
 
 
 def _in_the_clear(fitted: Fit, X: Any) -> Prediction:
@@ -122,10 +114,7 @@ def _in_the_clear(fitted: Fit, X: Any) -> Prediction:
     logits = fitted.model.logits(X)
     promised = None if fitted.guarantee is None else fitted.guarantee.reliable
     reliable = None if promised is None else is_above(logits, promised.threshold, promised.power)
-    counted = fitted.guarantee is not None and fitted.guarantee.reference is not None
-    return Prediction(
-        fitted.predict(X), logits, reliable=reliable, drift=fitted.drift(X) if counted else None, names=fitted.names
-    )
+    return Prediction(fitted.predict(X), logits, reliable=reliable, names=fitted.names)
 
 
 def _write(out: Path, prediction: Prediction, X: Any) -> None:

@@ -31,7 +31,7 @@ from quad4fhe.cli.options import (
     named_columns,
     read_passphrase,
 )
-from quad4fhe.cli.predict import csv_columns, csv_text, warn_of_drift
+from quad4fhe.cli.predict import csv_columns, csv_text
 from quad4fhe.cli.terminal import at_work, count, name_problems, print_json, print_table, say
 from quad4fhe.errors import InputError
 from quad4fhe.io.files import check_place, write_atomically, writing
@@ -176,8 +176,6 @@ def query_command(
     ahead = None if key is None or stored is None else _prepared(key, stored)
     options |= {"plan": pinned, "key": stored, "patience": patience, "features": part, "prepared": ahead}
     with at_work() as progress, connect(url, **options) as remote:
-        if key is not None and stored is not None:
-            remote.drift = keys.resume_watch(key, stored)
         plan, trusted = remote.plan, remote.pinned
         if asked is None or X is None:
             asked = replace(read, part=remote.feature_part).samples(plan)
@@ -188,8 +186,6 @@ def query_command(
             how: dict[str, Any] = {"clip": clip, "known": pairs, "canaries": canaries, "concurrency": concurrency}
             found = remote.predict(X, prepare=prepare, progress=progress, **how)
     found = replace(found, clipped=moved(asked, np.clip(X, *plan.domain.box)))
-    if key is not None and stored is not None and remote.drift is not None:
-        keys.remember_watch(key, stored, remote.drift)
     if out is not None:
         write_atomically(out, csv_text(_prediction(found, plan)).encode())
     if json:
@@ -201,7 +197,6 @@ def query_command(
         )
         return
     print_table("answers", _lines(found, plan))
-    warn_of_drift(found.drift)
     if not trusted:
         words = given_options({"--layout": plan.layout, "--token-file": token_file, "--ca": ca, "--model": model})
         say(f"To accept only this plan from now on: quad4fhe keygen own.key --server {url}{words}")
@@ -305,7 +300,7 @@ def _prediction(found: Answers, plan: Plan) -> Prediction:
     from quad4fhe.he.predict import Prediction
 
     names = plan.names
-    return Prediction(found.decisions, found.logits, reliable=found.reliable, drift=found.drift, names=names)
+    return Prediction(found.decisions, found.logits, reliable=found.reliable, names=names)
 
 
 def _lines(found: Answers, plan: Plan) -> list[tuple[str, str]]:
@@ -383,7 +378,6 @@ def read_folder(folder: Path, read: Reader, replies: Path, key: StoredKey, *, ou
 
     counts: Counter[int] = Counter()
     problems: list[Problem] = []
-    watch = key.plan.watch()
     kept: dict[str, list[Any]] = {"decisions": [], "logits": []}
     with at_work() as progress, contextlib.ExitStack() as stack:
         X = read.samples(key.plan)
@@ -392,8 +386,6 @@ def read_folder(folder: Path, read: Reader, replies: Path, key: StoredKey, *, ou
             if batch.logits is None:
                 problems.append(Problem(batch.file, batch.reason))
             else:
-                if watch is not None:
-                    watch.observe(batch.logits, X[batch.rows])
                 counts.update(decide(batch.logits).tolist())
             if file is not None:
                 file.write(_csv_rows(batch, key.plan, head=file.tell() == 0).encode())
@@ -402,14 +394,12 @@ def read_folder(folder: Path, read: Reader, replies: Path, key: StoredKey, *, ou
     if json:
         document: dict[str, Any] = {"samples": len(X), "answered": counts.total()}
         document["missing"] = [vars(problem) for problem in problems]
-        document["drift"] = None if watch is None else watch.drift.to_dict()
         print_json(document | ({"out": str(out)} if out is not None else kept))
     else:
         names = key.plan.names
         shown = ", ".join(f"{names.decided(c)}: {n}" for c, n in sorted(counts.items()))
         print_table("answers", [("decisions", f"{counts.total()} of {count(len(X), 'sample')}; {shown or 'none'}")])
         name_problems("missing", problems)
-        warn_of_drift(None if watch is None else watch.drift)
         if out is not None:
             say(f"Decisions and logits are in {out}{', empty where a reply is missing' if problems else ''}.")
     if problems:

@@ -29,11 +29,10 @@ from quad4fhe.io.columns import Columns
 from quad4fhe.io.rows import ArrayRows, Rows, held_bytes, left_alone
 from quad4fhe.io.samples import Given
 from quad4fhe.mlp import MLP
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
-from quad4fhe.proof.compression import find_support
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.guarantee import delta_of
 from quad4fhe.proof.holdout import hold_out, refuse_seen, split_of, split_rows
-from quad4fhe.proof.promise import Guarantee, Split, compressed
+from quad4fhe.proof.promise import Split
 from quad4fhe.proof.reliable import check_level
 from quad4fhe.raw import names_for, rows_for
 from quad4fhe.workers.pool import Workers
@@ -129,8 +128,7 @@ def fit(
         Confidence of that promise.
     fresh
         States that the ReLU model was not trained on the `holdout` rows and that no choice was based on them; a promise
-        needs it. Without a hold-out it states the same of X_cal, and a hard fit gets the promise that the few rows that
-        determine it allow.
+        needs it.
     reliable
         A share such as 0.995: find on the hold-out the smallest margin above which at least this share of decisions is
         kept, with the confidence. `Fit.is_reliable` tells which decisions have it.
@@ -220,11 +218,7 @@ def fit(
                 split,
                 level=reliable,
                 seen=rows,
-                margins=found.margins,
-                box=run.design.box,
             )
-        elif fresh:
-            guarantee = _compressed(run, found, rows, confidence)
         fitted = assemble(run, found, test, guarantee)
     if target_agreement is not None and found.agreement < target_agreement:
         auto = "lower the target, " + ("raise the degree, " if degree in DEGREES[:-1] else "")
@@ -262,17 +256,6 @@ def _held_out(
     return rows, found, None
 
 
-def _compressed(run: Run, found: Candidate, rows: Rows, confidence: float) -> Guarantee | None:
-    """A promise from the few rows that determine a hard fit; without them a note that there is none."""
-    support = None
-    if found.regime.is_hard and isinstance(found.model, QuadraticModel):
-        support = find_support(run.mlp, found.model, rows, found.margins, run.threshold)
-    if support is None:
-        run.notes.append(notes.NO_PROMISE)
-        return None
-    return compressed(rows.shape[0], support, confidence)
-
-
 def _check_promise(held_out: Rows | None, confidence: float, fresh: bool, reliable: float | None) -> None:
     delta_of(confidence)
     if held_out is not None and not fresh:
@@ -286,6 +269,10 @@ def _check_promise(held_out: Rows | None, confidence: float, fresh: bool, reliab
             raise InputError(
                 "reliable decisions are found on a hold-out; add holdout=0.1, or rows of their own, and fresh=True"
             )
+    if fresh and held_out is None:
+        raise InputError(
+            "fresh=True is about hold-out rows, and there are none; add holdout=0.1, or rows of their own, to it"
+        )
 
 
 def _check_options(mlp: MLP, family: str, regime: str, threshold: str, target: Any, seed: Any) -> None:

@@ -21,8 +21,7 @@ from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.fitting.diagnostics import PACKAGES, Agreement
 from quad4fhe.fitting.families import FAMILIES
 from quad4fhe.fitting.notes import is_note
-from quad4fhe.proof.drift import edges_of
-from quad4fhe.proof.promise import CLOSE, Guarantee, compressed, guarantee
+from quad4fhe.proof.promise import CLOSE, Guarantee, guarantee
 from quad4fhe.proof.reliable import STEPS, Reliable, thresholds, walk
 from quad4fhe.proof.verification import check_without_data
 
@@ -209,12 +208,6 @@ def _check_guarantee(fit: Fit) -> None:
     said = fit.guarantee
     if said is None:
         return
-    if said.kind == "compression":
-        _check_compression(fit, said)
-        return
-    _agree("the rows that determine a fit with a hold-out", said.support, [])
-    if said.holdout_sha256 is None:
-        raise CertificateError("the fit contradicts itself: its promise names no hold-out rows")
     _agree("the number of promises", len(said.by_class), fit.mlp.classes)
     if any(part.lost > part.samples for part in said.by_class):
         raise CertificateError("the fit contradicts itself: a class has more lost hold-out rows than hold-out rows")
@@ -226,15 +219,7 @@ def _check_guarantee(fit: Fit) -> None:
     counts = [(part.samples, part.lost) for part in said.by_class]
     try:
         reliable = None if said.reliable is None else _walked(fit, said, said.reliable)
-        if said.reference is not None:
-            said.reference.check(fit.mlp.classes, fit.mlp.features)
-            if said.reference.edges != edges_of(fit.margins):
-                raise CertificateError("the fit contradicts itself: its promise counts margins by edges of another fit")
-            _agree("the rows of the summary", said.reference.inside + said.reference.outside, total)
-            _agree("the box of the summary", said.reference.box, None)
-        found = guarantee(
-            counts, said.confidence, said.holdout_sha256, said.split, said.close, reliable, said.reference
-        )
+        found = guarantee(counts, said.confidence, said.holdout_sha256, said.split, said.close, reliable)
     except InputError as error:
         raise CertificateError(f"the fit makes a promise that can't be checked: {error}") from None
     if found != said or not _is_close_list(said):
@@ -265,14 +250,6 @@ def _is_close_list(said: Guarantee) -> bool:
         and len(said.close) == min(kept, CLOSE)
         and all(c < classes for _, c in said.close)
     )
-
-
-def _check_compression(fit: Fit, said: Guarantee) -> None:
-    """Check only that the bound follows from its own numbers; `verify` checks which rows determine the fit."""
-    _agree("the number of rows of the promise", said.samples, fit.certificate.samples)
-    _agree("whether the promise is of a lossless fit", fit.certificate.mismatches, [])
-    if len(said.support) > said.samples or said != compressed(said.samples, said.support, said.confidence):
-        raise CertificateError("the fit contradicts itself: its promise is not the one that its own numbers give")
 
 
 def _check_regime(fit: Fit) -> None:

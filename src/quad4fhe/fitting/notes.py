@@ -37,7 +37,6 @@ TARGET_DOUBTFUL = (
 )
 LOWER_DEGREE = "degree {} cross-validates no better than degree {}, which was taken instead"
 NEXT_DEGREE = "degree {} would keep {:.2f}% by cross-validation, at about {:.1f} times the server time of degree 2"
-NO_PROMISE = "no promise about new inputs: without a hold-out only a hard fit that a few rows determine makes one"
 
 _NUMBER = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?"
 _KNOWN = re.compile(

@@ -35,7 +35,6 @@ from quad4fhe.mlp import MLP
 from quad4fhe.names import Names
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.certificate import Certificate, Certified
-from quad4fhe.proof.drift import Drift, Watch
 from quad4fhe.proof.exact import shard_decisions
 from quad4fhe.proof.holdout import calibration_part
 from quad4fhe.proof.promise import Guarantee
@@ -148,16 +147,6 @@ class Fit(Certified):
         if found is None:
             raise InputError("this fit names no margin of reliable decisions; fit with holdout=, fresh= and reliable=")
         return is_above(self.model.logits(self.mlp.inputs(X)), found.threshold, found.power)
-
-    def drift(self, X: ArrayLike) -> Drift:
-        """Whether the samples X (n, d) differ from the hold-out rows that the promise was counted on."""
-        made = None if self.guarantee is None else self.guarantee.reference
-        if made is None:
-            raise InputError("this fit has no hold-out rows to compare with; fit with holdout= and fresh=")
-        watch = Watch(made, self.box)
-        taken = self.mlp.inputs(X)
-        watch.observe(self.model.logits(taken), np.asarray(taken), refused=False)
-        return watch.drift
 
     def calibration_part(self, X: ArrayLike) -> Array:
         """The calibration rows among X, which may be all the rows that a hold-out was set aside from."""

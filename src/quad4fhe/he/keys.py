@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from typing import BinaryIO, Literal, NoReturn
+from typing import BinaryIO, NoReturn
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -32,7 +32,6 @@ from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.he.secrecy import forbid_core_dumps
 from quad4fhe.io.files import writing
 from quad4fhe.planning.plan import Plan
-from quad4fhe.proof.drift import State, Watch
 
 VERSION = 3
 MAGIC = b"Q4KEY\r\n\x1a"
@@ -171,36 +170,6 @@ def rotate(path: str | Path, passphrase: str | None = None) -> tuple[StoredKey, 
         file.flush()
         os.link(target, kept)  # the old key gets its new name before it loses the old one
     return fresh, kept
-
-
-class _Remembered(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of the file beside a key file: the state of the drift watch of the key's queries."""
-
-    format: Literal[1]
-    key: str
-    state: State
-
-
-def resume_watch(path: str | Path, key: StoredKey) -> Watch | None:
-    """Return the drift watch of a key file, continued from earlier queries, or a new one if none is stored.
-
-    If the file is damaged or belongs to another key, the watch is new, too: answers must not depend on it.
-    """
-    with suppress(OSError, msgspec.MsgspecError, InputError, RecursionError):
-        kept = msgspec.json.decode(_watch_file(path).read_bytes(), type=_Remembered)
-        if kept.key == key.key_id.hex():
-            return key.plan.watch(kept.state)
-    return key.plan.watch()
-
-
-def remember_watch(path: str | Path, key: StoredKey, watch: Watch) -> None:
-    """Write a watch's state to a private file beside the key file; if that fails, store nothing."""
-    with suppress(OSError, InputError), writing(_watch_file(path), private=True) as file:
-        file.write(msgspec.json.encode(_Remembered(1, key.key_id.hex(), watch.state)))
-
-
-def _watch_file(path: str | Path) -> Path:
-    return Path(f"{path}.drift")
 
 
 @contextmanager

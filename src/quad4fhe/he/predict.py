@@ -22,7 +22,6 @@ from quad4fhe.names import NONE, Names
 from quad4fhe.planning.box import moved
 from quad4fhe.planning.costs import readable_bytes, readable_seconds
 from quad4fhe.planning.plan import Fitted, Plan
-from quad4fhe.proof.drift import Drift
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +68,6 @@ class Prediction:
     """Decisions (n,) and logits (n, K); with the bill if they were computed under encryption.
 
     `reliable` (n,) marks the decisions with the margin that the fit calls reliable; None if the fit has no such margin.
-    `drift` tells whether the samples differ from the hold-out rows of the fit's promise; None if the fit has none.
     `names` are those of the fit or the plan.
 
     Under encryption, for K >= 2, the mean over the classes is subtracted from the logits; decisions do not need it.
@@ -79,7 +77,6 @@ class Prediction:
     logits: Array
     bill: Bill | None = None
     reliable: BoolArray | None = None
-    drift: Drift | None = None
     names: Names = NONE
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +84,6 @@ class Prediction:
         document: dict[str, Any] = {"decisions": self.decisions.tolist(), "logits": self.logits.tolist()}
         document["reliable"] = None if self.reliable is None else self.reliable.tolist()
         document["classes"] = None if self.names.classes is None else list(self.names.classes)
-        document["drift"] = None if self.drift is None else self.drift.to_dict()
         return document | {"bill": None if self.bill is None else dict(vars(self.bill))}
 
     def summary(self) -> list[tuple[str, str]]:
@@ -149,12 +145,7 @@ def predict_encrypted(
         changed_as_given=int(np.count_nonzero(decisions != _in_the_clear(fit, checked))),
         setup_seconds=setup_seconds,
     )
-    watch = plan.watch()
-    if watch is not None:
-        watch.observe(logits, checked, refused=not clip)
-    return Prediction(
-        decisions, logits, bill, plan.is_reliable(logits), None if watch is None else watch.drift, plan.names
-    )
+    return Prediction(decisions, logits, bill, plan.is_reliable(logits), plan.names)
 
 
 def reliable_line(reliable: BoolArray) -> tuple[str, str]:

@@ -55,9 +55,6 @@ class Client:
     are plausible: in layouts with slots, every slot must lie within the plan's bound. A wrong key or damaged bytes do
     not pass this check. A lying server can: CKKS ciphertexts can be altered on purpose, and nothing here detects it.
 
-    `drift` compares queries with the hold-out rows of the plan's promise: pass it the decrypted logits, as in
-    `client.drift.observe(logits)`. It is None if the plan has no such rows.
-
     Without a stored `key` (see `keys`) the client makes a temporary one. `prepared` holds what `prepare` made ahead
     with the same key and plan; a request takes from it what it can. If the server has lost its part of that, it raises
     SpentError: encrypt the samples again, with `prepared=False`.
@@ -71,7 +68,6 @@ class Client:
         self._key_id = secrets.token_bytes(16) if key is None else key.key_id
         self._open: dict[bytes, _Open] = {}
         self._prepared = prepared
-        self.drift = plan.watch()
 
     def __repr__(self) -> str:
         return f"Client({_words(self.plan)}, key {self._key_id.hex()[:12]})"

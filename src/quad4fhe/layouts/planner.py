@@ -17,7 +17,7 @@ from quad4fhe.planning.bounds import Domain, bound
 from quad4fhe.planning.box import Room, default_share, widened
 from quad4fhe.planning.costs import REFERENCE, Machine
 from quad4fhe.planning.fold import checked_box
-from quad4fhe.planning.plan import VERSION, Fitted, Plan, Precision, deployed, reference_of, reliable_above
+from quad4fhe.planning.plan import VERSION, Fitted, Plan, Precision, deployed, reliable_above
 from quad4fhe.planning.target import Choice, Question
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.promise import Guarantee
@@ -200,7 +200,6 @@ def made_plan(
         forecast=choice.forecast(machine),
         model_id=fit.model_id,
         reliable=reliable_above(promised) if choice.scores else None,
-        reference=reference_of(promised, fit.box, question.box) if choice.scores else None,
         promise=deployed(promised, choice.anywhere),
         room=Room(share, _bits_over(choice, question.box, fit.box)),
         clip=clip,

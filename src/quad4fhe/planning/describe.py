@@ -138,11 +138,6 @@ def _promise(plan: Plan) -> list[str]:
             f"{level} are kept, with confidence {100 * found.confidence:.10g}%; {100 * found.coverage:.2f}% of "
             "hold-out rows have it"
         )
-    if (seen := plan.reference) is not None:
-        lines.append(
-            f"drift: clients compare their queries with a summary of {seen.inside + seen.outside} hold-out rows, and "
-            "warn if the promise was made for other inputs"
-        )
     return lines
 
 

@@ -30,7 +30,6 @@ from quad4fhe.planning.fold import nearest_zero
 from quad4fhe.planning.integers import Scales
 from quad4fhe.planning.noise import ErrorForecast
 from quad4fhe.polynomial import PolynomialModel
-from quad4fhe.proof.drift import Reference, State, Watch
 from quad4fhe.proof.guarantee import delta_of, lost_share_bound
 from quad4fhe.proof.promise import CLOSE, Guarantee, kept_share
 from quad4fhe.proof.reliable import is_above
@@ -152,7 +151,6 @@ class Plan:
     model_id: str
     reliable: ReliableAbove | None = None
     promise: Deployed | None = None
-    reference: Reference | None = None
     room: Room | None = None
     clip: bool = False
     feature_names: tuple[str, ...] | None = None
@@ -195,13 +193,6 @@ class Plan:
     def is_reliable(self, logits: Array) -> BoolArray | None:
         """Which decisions with these logits (n, K) are reliable, (n,); None if the plan has no threshold."""
         return None if self.reliable is None else is_above(logits, self.reliable.threshold, self.reliable.power)
-
-    def watch(self, state: State | None = None) -> Watch | None:
-        """A drift watch that continues from `state`; None if the plan has no hold-out rows to compare with."""
-        if self.reference is None:
-            return None
-        box = self.domain.box if self.reference.box is None else np.array(self.reference.box)
-        return Watch(self.reference, box, state=state)
 
     @property
     def shift(self) -> Array:
@@ -260,8 +251,6 @@ def _check_ranges(plan: Plan) -> None:
     if not all(abs(number) < _LARGEST_NUMBER for number in _numbers(plan.to_dict())):
         raise InputError("a number of this plan is not finite, or too large to be true; plan again")
     scales, domain, shape = plan.scales, plan.domain, plan.shape
-    if plan.reference is not None:
-        plan.reference.check(max(shape.outputs, 2), shape.features)
     plan.names.check(shape.features, max(shape.outputs, 2))
     for name, fine in (
         ("scales", all(0 <= bits <= 100 for bits in (scales.x, scales.w, scales.v))),
@@ -309,18 +298,9 @@ def reliable_above(promised: Guarantee | None) -> ReliableAbove | None:
     return ReliableAbove(found.level, promised.confidence, found.threshold, coverage, found.power)
 
 
-def reference_of(promised: Guarantee | None, own: Array, box: Array) -> Reference | None:
-    """What clients compare their queries with, for a plan with this `box`; None if it is narrower than the fit's."""
-    found = None if promised is None else promised.reference
-    if found is None or (box[0] > own[0]).any() or (box[1] < own[1]).any():
-        return None
-    same = np.array_equal(box, own)
-    return found if same else msgspec.structs.replace(found, box=np.asarray(own).tolist())
-
-
 def deployed(promised: Guarantee | None, anywhere: Callable[[], float]) -> Deployed | None:
     """The promise of the encrypted deployment; None without hold-out rows, or if the error is too large."""
-    if promised is None or promised.kind != "hold-out":
+    if promised is None:
         return None
     error = anywhere()
     within = sum(margin <= error for margin, _ in promised.close)

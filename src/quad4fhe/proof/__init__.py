@@ -2,6 +2,6 @@
 
 `exact` decides every sample in exact arithmetic. `evidence` shows that no shared quadratic can keep every decision,
 `certificate` states what a fit keeps, `families` ties coefficients to models, and `verification` rechecks it all.
-`guarantee` has the bounds behind promises about new inputs, `holdout` and `compression` the promises themselves, and
+`guarantee` has the bounds behind promises about new inputs, `holdout` the promises themselves, and
 `reliable` the margin above which decisions are kept more often.
 """

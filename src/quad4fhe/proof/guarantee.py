@@ -4,9 +4,9 @@ Callers make sure that the rows behind the counts qualify. Every bound is rounde
 decimal arithmetic with directed rounding, and the returned value was itself checked, on a grid of 1e-9.
 
 References: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial",
-Biometrika 26 (1934); Campi and Garatti, "Compression, generalization and learning", JMLR 24 (2023), Theorem 7;
-Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then test", arXiv 2110.01052; Wiens and Dmitrienko, "The fallback
-procedure for evaluating a single family of hypotheses", Journal of Biopharmaceutical Statistics 15 (2005).
+Biometrika 26 (1934); Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then test", arXiv 2110.01052; Wiens and
+Dmitrienko, "The fallback procedure for evaluating a single family of hypotheses", Journal of Biopharmaceutical
+Statistics 15 (2005).
 """
 
 from __future__ import annotations
@@ -76,21 +76,6 @@ def tail_bound(samples: int, lost: int, share: Fraction) -> Decimal:
     return min(total, Decimal(1))
 
 
-def compression_bound(samples: int, support: int, delta: float | Decimal) -> Fraction:
-    """Campi and Garatti: the largest probability that a new sample changes a fit that `support` of `samples` determine.
-
-    1 - t, with t the solution in (0, 1) of C(N, k) t^(N-k) = (delta / N) sum over i from k to N-1 of C(i, k) t^(i-k).
-    It holds with probability at least 1 - delta for a scheme with the preference property, and k the observed size of
-    its compressed set. The samples must be independent of everything the fit rests on: rows that the ReLU model was
-    trained on do not qualify.
-    """
-    _check_counts(samples, support)
-    level = _level(delta)
-    if support == samples:
-        return Fraction(1)
-    return _smallest(lambda share: _outweighs(samples, support, level, 1 - share))
-
-
 def by_class(counts: Sequence[tuple[int, int]], delta: float | Decimal) -> list[Fraction]:
     """A bound for every class, from (samples, lost) of each: all of them hold together with probability 1 - delta.
 
@@ -126,24 +111,6 @@ def fallback(
         else:
             level = Decimal(0)
     return passed
-
-
-def _outweighs(N: int, k: int, delta: Decimal, t: Fraction) -> bool:
-    """Whether (delta / N) sum_i C(i, k) t^(i-k) is certain to be at least C(N, k) t^(N-k).
-
-    Divided by the right side, the terms from i = N - 1 downwards are (N-k)/(N t), each next one (i-k)/(i t) times the
-    one before. All are positive and rounded down.
-    """
-    if t == 0:
-        return True
-    wanted = _UP.divide(Decimal(N), delta)
-    term, total = Decimal(1), Decimal(0)
-    for i in range(N, k, -1):
-        term = _DOWN.divide(_DOWN.multiply(term, Decimal((i - k) * t.denominator)), Decimal(i * t.numerator))
-        total = _DOWN.add(total, term)
-        if total >= wanted:
-            return True
-    return False
 
 
 def _smallest(holds: Callable[[Fraction], bool]) -> Fraction:

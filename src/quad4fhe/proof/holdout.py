@@ -17,7 +17,6 @@ from quad4fhe.errors import InputError
 from quad4fhe.io.rows import ArrayRows, ChosenRows, Rows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
-from quad4fhe.proof.drift import lies_inside, reference
 from quad4fhe.proof.exact import shard_decisions
 from quad4fhe.proof.guarantee import delta_of
 from quad4fhe.proof.promise import CLOSE, Guarantee, Split, guarantee
@@ -33,8 +32,6 @@ def hold_out(
     *,
     level: float | None = None,
     seen: Rows | None = None,
-    margins: Array | None = None,
-    box: Array | None = None,
 ) -> Guarantee:
     """The promise for `model` as the replacement of `mlp`, from fresh rows; decisions are compared exactly.
 
@@ -52,13 +49,11 @@ def hold_out(
         Also find the margin above which this share of decisions is kept.
     seen
         The calibration rows, at whose quantiles that margin is tried.
-    margins, box
-        The margins (n,) of the calibration rows and their box (2, d), for the summary that drift is found by.
     """
     delta_of(confidence)
     if rows.shape[0] == 0:
         raise InputError("X_holdout has no rows, so it can't promise anything; leave it out, or give fresh rows")
-    found = _judge(mlp, model, rows, "X_holdout", box)
+    found = _judge(mlp, model, rows, "X_holdout")
     target, kept, low = found.target, found.kept, found.low
     decided = [target == c for c in range(mlp.classes)]
     counts = [(int(np.count_nonzero(of)), int(np.count_nonzero(of & ~kept))) for of in decided]
@@ -72,8 +67,7 @@ def hold_out(
         reliable = walk(steps, len(target), level, confidence, power)
     near = np.flatnonzero(kept)[np.argsort(low[kept], kind="stable")[:CLOSE]]
     close = sorted((rounded(float(low[i]), up=False), int(target[i])) for i in near)
-    summary = None if margins is None else reference(margins, found.gap, found.label, found.inside, mlp.classes)
-    return guarantee(counts, confidence, samples_sha256("X_holdout", rows), split, close, reliable, summary)
+    return guarantee(counts, confidence, samples_sha256("X_holdout", rows), split, close, reliable)
 
 
 def refuse_seen(rows: Rows, seen: Rows) -> None:
@@ -102,14 +96,13 @@ def _part(rows: Rows, start: int) -> Sequence[np.ndarray[tuple[int], np.dtype[np
 
 @dataclass(frozen=True)
 class _Judged:
-    """Per row (n,): the ReLU model's class, the replacement's, its margin, a lower bound, its norm, if it is inside."""
+    """Per row (n,): the ReLU model's class, the replacement's, its margin, a lower bound, its norm."""
 
     target: IntArray
     label: IntArray
     gap: Array
     low: Array
     norm: Array
-    inside: BoolArray
 
     @property
     def kept(self) -> BoolArray:
@@ -118,24 +111,20 @@ class _Judged:
         return same
 
 
-def _judge(mlp: MLP, model: PolynomialModel, rows: Rows, name: str, box: Array | None = None) -> _Judged:
+def _judge(mlp: MLP, model: PolynomialModel, rows: Rows, name: str) -> _Judged:
     with Shards(rows, SHARD_ROWS, mlp, name=name) as shards:
-        parts = [part for _, part in sorted(shards.stream(_judged, model, box), key=lambda found: found[0])]
+        parts = [part for _, part in sorted(shards.stream(_judged, model), key=lambda found: found[0])]
     return _Judged(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _judged(
-    shard: Shard, model: PolynomialModel, box: Array | None
-) -> tuple[IntArray, IntArray, Array, Array, Array, BoolArray]:
+def _judged(shard: Shard, model: PolynomialModel) -> tuple[IntArray, IntArray, Array, Array, Array]:
     mlp: MLP = shard.subject
     target, own = shard_decisions(mlp, shard).label, shard_decisions(model, shard)
-    norm, inside = np.empty(shard.samples), np.ones(shard.samples, dtype=np.bool_)
+    norm = np.empty(shard.samples)
     with np.errstate(over="ignore", invalid="ignore"):  # inputs near the end of the float range have no finite norm
         for rows, chunk in shard.chunks(8 * (model.features + 4 * model.units)):
             norm[rows] = norms_of(model.logits(chunk))
-            if box is not None:
-                inside[rows] = lies_inside(chunk, box)
-    return target, own.label, own.gap, own.gap - own.gap_error, norm, inside
+    return target, own.label, own.gap, own.gap - own.gap_error, norm
 
 
 def split_of(rows: int, share: float, seed: int) -> Split:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
-from quad4fhe.proof.drift import Reference
-from quad4fhe.proof.guarantee import by_class, compression_bound, delta_of, lost_share_bound
+from quad4fhe.proof.guarantee import by_class, delta_of, lost_share_bound
 from quad4fhe.proof.reliable import Count, Margin, Reliable, margin_word
 
 CLOSE = 256
@@ -21,12 +20,10 @@ CLOSE = 256
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
-_HOLDS_FOR = {
-    "hold-out": "inputs drawn independently from where the hold-out rows came from, if neither the ReLU model nor the "
-    "fit, nor any choice between fits, has used these rows",
-    "compression": "inputs drawn independently from where the calibration rows came from, if the ReLU model was not "
-    "trained on these rows and nothing else was chosen by them",
-}
+_HOLDS_FOR = (
+    "inputs drawn independently from where the hold-out rows came from, if neither the ReLU model nor the fit, nor any "
+    "choice between fits, has used these rows"
+)
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,46 +49,35 @@ class ClassGuarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class Guarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A lower bound of the share of decisions that are kept on new inputs.
 
-    From a hold-out: `agreement` holds with probability at least `confidence` over the choice of the `samples` hold-out
+    `agreement` holds with probability at least `confidence` over the choice of the `samples` hold-out
     rows, of which `lost` lost their decision. The bounds `by_class` hold, all of them together, with the same
     confidence. `split` says which rows of the calibration data they were, if they were set aside from it.
 
-    By compression: `samples` are the calibration rows, none of them lost, and `support` the few that determine the fit.
-    Then there is no bound by class.
-
     `close` has the smallest margins of kept hold-out rows with their class, for a plan to count which of them
-    encryption could change; `reliable` is the margin above which decisions are kept more often, if it was asked for;
-    `reference` is the summary of the hold-out rows that clients compare their queries with.
+    encryption could change; `reliable` is the margin above which decisions are kept more often, if it was asked for.
     """
 
-    kind: Literal["hold-out", "compression"]
     confidence: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     samples: Count
     lost: Count
     agreement: Share
     by_class: list[ClassGuarantee]
-    holdout_sha256: Sha256 | None
+    holdout_sha256: Sha256
     split: Split | None
-    support: list[Count]
     close: list[tuple[Margin, Count]]
     reliable: Reliable | None
-    reference: Reference | None = None
 
     @property
-    def weakest(self) -> int | None:
-        """The class with the smallest promise, the lowest of several; None without bounds by class."""
-        if not self.by_class:
-            return None
+    def weakest(self) -> int:
+        """The class with the smallest promise, the lowest of several."""
         return min(range(len(self.by_class)), key=lambda c: self.by_class[c].agreement)
 
     def sentence(self) -> str:
         """The promise, for which inputs it holds, and with which confidence."""
-        shown = f"{self.lost} of {self.samples} hold-out rows lost"
-        if self.kind == "compression":
-            shown = f"{len(self.support)} of {self.samples} calibration rows determine the fit"
         return (
             f"at least {_down(self.agreement)} of decisions on new inputs are kept, with confidence "
-            f"{100 * self.confidence:.10g}% ({shown})"
+            f"{100 * self.confidence:.10g}% "
+            f"({self.lost} of {self.samples} hold-out rows lost)"
         )
 
     def _reliable(self, found: Reliable) -> str:
@@ -106,14 +92,12 @@ class Guarantee(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def lines(self) -> list[tuple[str, str]]:
         """The promise in words: (name, value) lines."""
-        lines = [("promise", self.sentence())]
-        if self.weakest is not None:
-            worst = self.by_class[self.weakest]
-            least = f"class {self.weakest}: at least {_down(worst.agreement)}, {worst.lost} of {worst.samples} lost"
-            lines.append(("weakest class", least))
+        worst = self.by_class[self.weakest]
+        least = f"class {self.weakest}: at least {_down(worst.agreement)}, {worst.lost} of {worst.samples} lost"
+        lines = [("promise", self.sentence()), ("weakest class", least)]
         if self.reliable is not None:
             lines.append(("reliable", self._reliable(self.reliable)))
-        return [*lines, ("it holds for", _HOLDS_FOR[self.kind])]
+        return [*lines, ("it holds for", _HOLDS_FOR)]
 
 
 def guarantee(
@@ -123,7 +107,6 @@ def guarantee(
     split: Split | None = None,
     close: Sequence[tuple[float, int]] = (),
     reliable: Reliable | None = None,
-    reference: Reference | None = None,
 ) -> Guarantee:
     """The promise that the counts of a hold-out allow.
 
@@ -141,8 +124,6 @@ def guarantee(
         The smallest margins of kept rows, with their class.
     reliable
         The margin of reliable decisions, if it was asked for.
-    reference
-        The summary of the hold-out rows that drift is found by.
     """
     delta = delta_of(confidence)
     samples, lost = (sum(part) for part in zip(*counts, strict=True))
@@ -151,7 +132,6 @@ def guarantee(
         for (n, e), bound in zip(counts, by_class(counts, delta), strict=True)
     ]
     return Guarantee(
-        kind="hold-out",
         confidence=float(confidence),
         samples=samples,
         lost=lost,
@@ -159,27 +139,8 @@ def guarantee(
         by_class=classes,
         holdout_sha256=holdout_sha256,
         split=split,
-        support=[],
         close=list(close),
         reliable=reliable,
-        reference=reference,
-    )
-
-
-def compressed(samples: int, support: Sequence[int], confidence: float) -> Guarantee:
-    """The promise that a lossless fit allows which `support` of its `samples` calibration rows determine."""
-    return Guarantee(
-        kind="compression",
-        confidence=float(confidence),
-        samples=samples,
-        lost=0,
-        agreement=kept_share(compression_bound(samples, len(support), delta_of(confidence))),
-        by_class=[],
-        holdout_sha256=None,
-        split=None,
-        support=list(support),
-        close=[],
-        reliable=None,
     )
 
 

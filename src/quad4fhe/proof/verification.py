@@ -18,7 +18,7 @@ from quad4fhe.io.columns import Columns
 from quad4fhe.io.rows import Rows, left_alone
 from quad4fhe.io.samples import Given
 from quad4fhe.mlp import MLP
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.certificate import (
     FORMAT,
     OLDEST,
@@ -30,11 +30,10 @@ from quad4fhe.proof.certificate import (
     labels_sha256,
     shards_of,
 )
-from quad4fhe.proof.compression import determines
 from quad4fhe.proof.evidence import check_evidence
 from quad4fhe.proof.families import is_rounded_layer, rule_of
 from quad4fhe.proof.holdout import hold_out, split_rows
-from quad4fhe.proof.promise import Guarantee, compressed
+from quad4fhe.proof.promise import Guarantee
 from quad4fhe.proof.settled import WAYS, Settled, problem
 from quad4fhe.raw import rows_for
 from quad4fhe.regime import Regime
@@ -94,8 +93,8 @@ def verify(
         Progress callback (what, done, total).
     X_holdout
         The rows that the fit's promise about new inputs was counted on: it is counted again. Where they were set aside
-        from the calibration data, X_cal may be all of that data, and they are found in it. A promise by compression is
-        computed again from X_cal. That the ReLU model has not seen the rows can't be checked.
+        from the calibration data, X_cal may be all of that data, and they are found in it. That the ReLU
+        model has not seen the rows can't be checked.
     pool
         "local", "ray" or a Workers object: share the work among worker processes.
     workers
@@ -293,44 +292,18 @@ def _parts(fit: Certified, rows: Rows, held: Rows | None) -> tuple[Rows, Rows | 
 
 
 def _check_promise(fit: Certified, rows: Rows, held: Rows | None) -> Guarantee | None:
-    """The promise, computed again: from the calibration rows, or on the hold-out rows; None if they are not given."""
+    """The promise, counted again on the hold-out rows; None if they are not given."""
     claim = fit.guarantee
-    if claim is not None and claim.kind == "compression" and held is None:
-        return _check_compression(fit, rows, claim)
     if held is None:
         return None
-    if claim is None or claim.holdout_sha256 is None:
-        raise CertificateError("hold-out rows were given, but the fit promises nothing about new inputs by such rows")
+    if claim is None:
+        raise CertificateError("hold-out rows were given, but the fit promises nothing about new inputs")
     _same("the hold-out data", samples_sha256("X_holdout", held), claim.holdout_sha256)
     level = None if claim.reliable is None else claim.reliable.level
-    found = hold_out(
-        fit.mlp,
-        fit.model,
-        held,
-        claim.confidence,
-        claim.split,
-        level=level,
-        seen=rows,
-        margins=fit.margins,
-        box=fit.box,
-    )
+    found = hold_out(fit.mlp, fit.model, held, claim.confidence, claim.split, level=level, seen=rows)
     if found != claim:
         raise CertificateError(
             f"the hold-out rows promise: {found.sentence()}; the fit says something else of this, a class, a margin or "
             f"a count: {claim.sentence()}"
         )
-    return found
-
-
-def _check_compression(fit: Certified, rows: Rows, claim: Guarantee) -> Guarantee:
-    if not isinstance(fit.model, QuadraticModel):
-        raise CertificateError("a promise by compression is for fits of degree 2")
-    if not determines(fit.mlp, fit.model, rows, claim.support, fit.threshold):
-        raise CertificateError(
-            f"the fit says that {len(claim.support)} calibration rows determine it, and these rows do not; "
-            "its promise about new inputs has no ground"
-        )
-    found = compressed(rows.shape[0], claim.support, claim.confidence)
-    if found != claim:
-        raise CertificateError(f"the calibration rows promise: {found.sentence()}; the fit says: {claim.sentence()}")
     return found

@@ -34,7 +34,6 @@ from quad4fhe.layouts import layout_of
 from quad4fhe.mlp import decide
 from quad4fhe.planning.box import check_inside, moved
 from quad4fhe.planning.plan import Plan
-from quad4fhe.proof.drift import Drift
 from quad4fhe.serve.directory import find, is_id, read_list
 from quad4fhe.serve.exchange import IN_MEMORY, REPLIES, Exchange, MadeAhead, Preparation, spooled
 from quad4fhe.serve.http import HttpClient, KeylessError, ServiceError, TakenError, UnknownPlanError
@@ -51,8 +50,7 @@ class Answers:
 
     `clipped` counts the samples that were moved to the edge of the box, `canaries` the canaries in each request.
     `reliable` (n,) marks the decisions with the margin that the plan calls reliable; None if the plan has no such
-    margin. `drift` tells whether the queries so far differ from the hold-out rows of the plan's promise; None if the
-    plan has none. `prepared` tells what was made ahead for later queries; None if nothing was asked for.
+    margin. `prepared` tells what was made ahead for later queries; None if nothing was asked for.
     """
 
     decisions: IntArray
@@ -65,7 +63,6 @@ class Answers:
     canaries: int
     seconds: float
     reliable: BoolArray | None = None
-    drift: Drift | None = None
     prepared: MadeAhead | None = None
 
 
@@ -75,9 +72,6 @@ class Remote:
     With a pinned plan, the client never asks the server for one. Otherwise the plan and its input box come from the
     server, and a sample outside the box is reported only after everything was sent: a server that could see whether a
     sample lies in a box of its choice could find each feature by bisection.
-
-    `drift` compares all queries of this object with the hold-out rows of the plan's promise, after the connection is
-    closed. It is None if the plan has no such rows, or is not pinned, because the server could make them up.
 
     Parameters
     ----------
@@ -125,7 +119,6 @@ class Remote:
         self._http = HttpClient(url, token, verify, patience)
         try:
             self.plan = self._fetch_plan(self._model_id(model), layout) if pinned is None else pinned
-            self.drift = self.plan.watch() if self.pinned else None
             self.feature_part = self._fetch_part(features)
         except BaseException:
             self._http.close()
@@ -211,8 +204,6 @@ class Remote:
             made = None if store is None else ahead.store(store)
         if mixture is not None:
             logits = mixture.read(logits)
-        if self.drift is not None:
-            self.drift.observe(logits, checked, refused=not clip)
         return Answers(
             decisions=decide(logits),
             logits=logits,
@@ -224,7 +215,6 @@ class Remote:
             canaries=canaries,
             seconds=time.monotonic() - started,
             reliable=plan.is_reliable(logits),
-            drift=None if self.drift is None else self.drift.drift,
             prepared=made,
         )
 

@@ -2,7 +2,7 @@
 import type { Answer } from "../client.ts";
 import { type Cells, readCells } from "../csv.ts";
 import { AskError, messageOf, TokenError } from "../errors.ts";
-import { type Connection, connect, refuseOutside, Watch } from "../index.ts";
+import { type Connection, connect, refuseOutside } from "../index.ts";
 import type { Plan } from "../plan.ts";
 import { checked } from "../samples.ts";
 import type { KeyOrigin } from "../worker.ts";
@@ -28,9 +28,6 @@ let origin: KeyOrigin = "made";
 let shown = "";
 /** A question that was answered, but whose answer was not shown, because a sample lay outside the server's box. */
 let unread: { readonly rows: readonly Float64Array[]; readonly exchange: Exchange } | undefined;
-
-/** The watch for drift, over all questions of this tab, and the hold-out rows it compares with. */
-let watched: { readonly of: string; readonly watch: Watch } | undefined;
 
 /** What was sent and received for one question; the replies are not read yet. */
 interface Exchange {
@@ -150,18 +147,7 @@ async function ask(): Promise<void> {
   const answers: Answer[] = [];
   for (const { id, reply } of exchange.replies) answers.push(...(await keeper.decide(reply, id)));
   showAnswers($("answer"), answers, plan);
-  drift(answers, rows, plan, !clip);
   traffic(cells, plan, exchange);
-}
-
-/** Compare the questions of this tab with the hold-out rows, and warn where they are of another kind. */
-function drift(answers: readonly Answer[], rows: readonly Float64Array[], plan: Plan, refused: boolean): void {
-  if (plan.reference === null) return;
-  const of = JSON.stringify(plan.reference);
-  if (watched?.of !== of) watched = { of, watch: new Watch(plan) }; // layouts of a model share theirs
-  watched.watch.observe(answers, rows, refused);
-  const { sentence } = watched.watch;
-  if (sentence !== null) $("answer").append(element("p", { class: "lost", id: "drift" }, `${sentence.charAt(0).toUpperCase()}${sentence.slice(1)}.`));
 }
 
 function same(a: readonly Float64Array[], b: readonly Float64Array[]): boolean {
