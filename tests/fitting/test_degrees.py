@@ -170,8 +170,17 @@ def test_sets_of_some_thousand_rows_are_filled_up(rows: int, made: int) -> None:
     assert (pool.real, pool.features.samples) == (rows, rows + made)
     assert (pool.features.X[:rows] == X).all()
     assert (pool.decided == mlp.decide(pool.features.X)).all()
-    assert pool.weights(pool.masses)[0, rows:].sum() == pytest.approx(0.5 if made else 0.0, rel=1e-3)
+    mass = (
+        min(1.0, 12_500 / rows) if made else 0.0
+    )  # of all made rows together: real rows count for more, the more there are
+    assert pool.weights(pool.masses)[0, rows:].sum() == pytest.approx(mass / (1 + mass), rel=1e-3)
     assert selection._part.blends == pool.blends  # judged as it is fitted
+
+
+@pytest.mark.parametrize(("mass", "score"), [(1.0, 0.25), (0.25, 0.4)])
+def test_made_rows_count_in_a_choice_for_as_much_as_they_weigh_in_the_fit(mass: float, score: float) -> None:
+    kept = np.array([[1, 0], [0, 0], [0, 0]], dtype=np.bool_)  # two real rows, then two made rows for each
+    assert Judged("head", None, kept, mass=mass).mean == pytest.approx(score)
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

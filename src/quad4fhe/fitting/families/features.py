@@ -84,6 +84,7 @@ class Standardised:
 FOLDS = 5
 # Real and made rows together, and made rows per real row: the fewer real rows, the more they need.
 _FILLS = ((4_000, 6), (40_000, 3), (100_000, 1))
+_MADE = 12_500  # made rows weigh as much as the real ones, but all together not more than so many of these
 _LEAST = 0.01  # what a row far from every boundary still weighs: a polynomial must not run away from it
 
 _WILD = 2.0  # times the largest polynomial of its degree on real rows: a fit should not learn from rows beyond it
@@ -93,7 +94,7 @@ _WILD = 2.0  # times the largest polynomial of its degree on real rows: a fit sh
 class Pool:
     """n real rows and their made rows after them: features, ReLU logits (K, rows), decisions and folds (rows,).
 
-    All made rows together weigh about as much as the real ones, and rows near a boundary more than others.
+    All made rows together weigh `mass` times as much as the real ones, and rows near a boundary more than others.
     Cross-validation holds out the first `folds` of FOLDS folds in turn, and judges the rows in them.
     """
 
@@ -102,6 +103,7 @@ class Pool:
     logits: Array
     decided: IntArray
     fold: IntArray
+    mass: float
     folds: int = FOLDS
 
     @classmethod
@@ -130,7 +132,7 @@ class Pool:
             X, fold = filled, np.tile(fold, blends + 1)
         features = Standardised(mlp, X, budget, basis)
         logits = mlp.logits(X)
-        return cls(n, features, np.ascontiguousarray(logits.T), decide(logits), fold)
+        return cls(n, features, np.ascontiguousarray(logits.T), decide(logits), fold, min(1.0, _MADE / whole))
 
     @property
     def counted(self) -> float:
@@ -150,9 +152,9 @@ class Pool:
 
     @cached_property
     def masses(self) -> Single:
-        """What each row weighs by itself: real ones 1, made ones so that all of them together weigh the same."""
+        """What each row weighs by itself: real ones 1, made ones all together `mass` times as much as the real ones."""
         masses = np.ones(self.features.samples, dtype=np.float32)
-        masses[self.real :] = 1.0 / max(1, self.blends)
+        masses[self.real :] = self.mass / max(1, self.blends)
         return masses
 
     @cached_property

@@ -63,7 +63,7 @@ class Setting:
 class Judged:
     """A setting (None for the prior itself, and for shared) and the held-out decisions that its fold problems keep.
 
-    `kept` is (1 + blends, n): the real rows, then the made ones.
+    `kept` is (1 + blends, n): the real rows, then the made ones, which together weigh `mass` times as much.
     """
 
     family: str
@@ -71,16 +71,18 @@ class Judged:
     kept: BoolArray
     folds: int = FOLDS
     degree: int = 2
+    mass: float = 1.0
 
     @property
     def score(self) -> Array:
         """Whether each real row is kept, (n,), or the mean of that and the share kept of its made rows.
 
         Calibration rows are often those the model was trained on, and it decides these with larger margins than new
-        ones. Made rows are new to it: they see the overfitting that real rows hide.
+        ones. Made rows are new to it: they see the overfitting that real rows hide. But they are not real, and so they
+        count for as much here as they weigh in the fit: the more real rows there are, the less.
         """
         real: Array = self.kept[:1].mean(axis=0)
-        return real if self.kept.shape[0] == 1 else 0.5 * (real + self.kept[1:].mean(axis=0))
+        return real if self.kept.shape[0] == 1 else (real + self.mass * self.kept[1:].mean(axis=0)) / (1.0 + self.mass)
 
     @property
     def mean(self) -> float:
@@ -170,7 +172,7 @@ class Selection:
             self._progress("cross-validation of shared", k, part.folds)
             model, out = priors(self._rows[part.fold[: part.real] != k]), part.fold == k
             kept[out] = model.decide(part.features.X[out]) == part.decided[out]
-        self.judged[SHARED] = Judged(SHARED, None, part.judged(kept), part.folds, self.degree)
+        self.judged[SHARED] = Judged(SHARED, None, part.judged(kept), part.folds, self.degree, part.mass)
         return self.judged[SHARED]
 
     def judge(self, family: str) -> Judged:
@@ -189,7 +191,7 @@ class Selection:
         near = [step for step in steps if _ties(step, best, _CLOSE)]
         chosen = max(near, key=lambda step: (_setting(step).strength, step.mean))
         kept = self._part.held_out(*self._stack(self._fold_priors))
-        prior = Judged(family, None, kept, self._part.folds, self.degree)
+        prior = Judged(family, None, kept, self._part.folds, self.degree, self._part.mass)
         self.judged[family] = prior if _ties(prior, chosen, _CLOSE) else chosen
         return self.judged[family]
 
@@ -261,7 +263,7 @@ class Selection:
 
     def _judge_point(self, family: str, setting: Setting, weights: Array, constant: Array) -> Judged:
         kept = self._part.held_out(weights, constant)
-        judged = Judged(family, setting, kept, self._part.folds, self.degree)
+        judged = Judged(family, setting, kept, self._part.folds, self.degree, self._part.mass)
         score = judged.score
         self.trace.append(
             FamilyStep(
