@@ -17,7 +17,7 @@ FLOORS = [
     {"errors", "_arrays", "_dyadic", "_progress", "_threads", "_registry", "names"},
     {"io"},
     {"workers"},
-    {"activations", "feature_part"},
+    {"activations", "feature_part", "feature_checks", "feature_process", "feature_child"},
     {"mlp", "deep", "raw", "importers"},
     {"polynomial", "regime", "_forecast", "exporters"},
     {"calibration"},

@@ -1,8 +1,8 @@
 """The part of a network before its head: an ONNX graph that runs at the client, in onnxruntime.
 
 Raw inputs never leave the client; the features that this part computes travel encrypted. `importers` cut a network
-into feature part and head, and a fit file carries the part. The graph may come from a server, so operations that run
-subgraphs, other domains and external files are refused before the graph is run.
+into feature part and head, and a fit file carries the part. The graph may come from a server or from a stranger's file:
+`feature_checks` refuses what it may not do, and `feature_process` runs it in a process without the client's files.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
-from quad4fhe.errors import InputError, MissingExtraError
+from quad4fhe.errors import InputError
 from quad4fhe.io.files import check_place, one_line, opened, write_atomically
+
+if TYPE_CHECKING:
+    from quad4fhe.feature_process import GraphProcess
 
 LARGEST = 2**28
 """Bytes of the largest feature part that is read or downloaded."""
@@ -123,31 +126,20 @@ class FeaturePart:
         write_atomically(place, self.graph)
 
     @cached_property
-    def _session(self) -> Any:
-        try:
-            import onnxruntime
-        except ImportError:
-            raise MissingExtraError("onnxruntime", "features", "the model's feature part") from None
+    def _process(self) -> GraphProcess:
+        from quad4fhe.feature_checks import check_graph
+        from quad4fhe.feature_process import GraphProcess
+
         check_graph(self.graph)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1  # the same sums everywhere, and no idle threads beside numpy's
-        options.use_deterministic_compute = True
-        try:
-            return onnxruntime.InferenceSession(self.graph, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has no common base class of its errors
-            raise InputError(
-                f"onnxruntime can't run the feature part ({one_line(error)}); export the model again"
-            ) from None
+        return GraphProcess(self.graph)
 
     @cached_property
     def inputs(self) -> tuple[RawInput, ...]:
         """What the part takes."""
-        found = []
-        for each in self._session.get_inputs():
-            sides = tuple(side if isinstance(side, int) else None for side in each.shape[1:])
-            found.append(RawInput(each.name, each.type, sides))
-        return tuple(found)
+        return tuple(
+            RawInput(name, kind, tuple(side if isinstance(side, int) else None for side in sides))
+            for name, kind, sides in self._process.inputs
+        )
 
     def describe(self) -> str:
         """The inputs in words."""
@@ -163,8 +155,7 @@ class FeaturePart:
                 )
             return raw
         feed, n = self._feed(raw.part(0, raw.shape[0]) if callable(getattr(raw, "part", None)) else raw)
-        parts = [self._run({name: each[at : at + BATCH] for name, each in feed.items()}) for at in range(0, n, BATCH)]
-        out = np.concatenate(parts) if parts else np.empty((0, 0))
+        out = self._run(feed, n) if n else np.empty((0, 0))
         bad = np.argwhere(~np.isfinite(out))
         if bad.size:
             raise InputError(
@@ -176,22 +167,24 @@ class FeaturePart:
     def row_by_row(self, raw: Any) -> Array:
         """The output (n, d) in float64, each row computed alone, so that its bits do not depend on other rows."""
         feed, n = self._feed(np.asarray(raw))
-        return np.concatenate([self._run({name: each[i : i + 1] for name, each in feed.items()}) for i in range(n)])
+        return self._run(feed, n, by_row=True)
 
-    def _run(self, feed: dict[str, NDArray[Any]]) -> Array:
+    def _run(self, feed: dict[str, NDArray[Any]], n: int, *, by_row: bool = False) -> Array:
+        """The output (n, d), computed in batches."""
+        batches = ({name: each[at : at + BATCH] for name, each in feed.items()} for at in range(0, n, BATCH))
+        return np.concatenate([self._batch(batch, by_row) for batch in batches])
+
+    def _batch(self, feed: dict[str, NDArray[Any]], by_row: bool) -> Array:
+        from quad4fhe.feature_process import GraphError
+
         n = len(next(iter(feed.values())))
         try:
-            (found,) = self._session.run(None, feed)
-        except Exception as error:  # onnxruntime has no common base class of its errors
-            try:  # a graph that was exported for a batch of one
-                rows = [self._session.run(None, {k: v[i : i + 1] for k, v in feed.items()})[0] for i in range(n)]
-            except Exception:  # the first message says more
-                raise InputError(
-                    f"the feature part does not take these inputs ({one_line(error)}); it takes {self.describe()}"
-                ) from None
-            found = np.concatenate(rows) if rows else np.empty((0, 0))
-        out = np.asarray(found, dtype=np.float64)
-        if out.ndim == 0 or out.size % max(n, 1):
+            out = self._process.run(feed, by_row=by_row)
+        except GraphError as error:
+            raise InputError(
+                f"the feature part does not take these inputs ({one_line(error)}); it takes {self.describe()}"
+            ) from None
+        if out.ndim == 0 or out.size % n:
             raise InputError(f"the feature part gives shape {out.shape} for {n} samples, wanted one row per sample")
         return out.reshape(n, -1)
 
@@ -256,63 +249,3 @@ def _typed(each: RawInput, values: Any) -> NDArray[Any]:
     if not fits or any(want not in (None, side) for want, side in zip(each.shape, typed.shape[1:], strict=True)):
         raise InputError(f"the samples have shape {array.shape}, but the feature part takes {each}")
     return np.ascontiguousarray(typed)
-
-
-_SUBGRAPHS = frozenset(("If", "Loop", "Scan", "SequenceMap"))
-_RANDOM = frozenset(
-    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-)
-# com.microsoft: operations that every onnxruntime has, such as the Tokenizer that skl2onnx writes for texts.
-_DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft"))
-
-
-def check_graph(graph: bytes) -> None:
-    """Reject what an untrusted feature part may not do: run subgraphs, use other domains, read files, be random.
-
-    A loop could run for a time that depends on the raw input, and whoever waits for the request could see that. Random
-    numbers, and layers in training mode, would give the same input a different decision each time.
-    """
-    try:
-        import onnx
-    except ImportError:
-        raise MissingExtraError("onnx", "features", "the model's feature part") from None
-    try:
-        model = onnx.load_from_string(graph)
-    except Exception as error:  # protobuf's errors have no common base class
-        raise InputError(f"the feature part is no ONNX graph ({one_line(error)}); export the model again") from None
-    for node in model.graph.node:
-        if node.op_type in _SUBGRAPHS or any(
-            a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute
-        ):
-            raise InputError(
-                f"the feature part has the operation {node.op_type!a}, which runs a subgraph; export without it"
-            )
-        if node.op_type in _RANDOM:
-            raise InputError(
-                f"the feature part has the operation {node.op_type!a}, which draws random numbers; export without it"
-            )
-        if node.op_type in ("Dropout", "BatchNormalization") and _is_training(model.graph, node):
-            raise InputError(
-                f"the graph has {node.op_type} in training mode, which gives an input different values each time; "
-                "export the model with eval()"
-            )
-        if node.domain not in _DOMAINS:
-            raise InputError(f"the feature part has an operation of domain {node.domain!a}, wanted standard ONNX")
-    if model.functions:
-        raise InputError("the feature part defines functions of its own; export it with inlined functions")
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
-        raise InputError("the feature part reads its weights from another file; save them inside it")
-
-
-def _is_training(graph: Any, node: Any) -> bool:
-    """Whether a Dropout or BatchNormalization is in training mode, or in a mode that only running the graph tells."""
-    from onnx import numpy_helper
-
-    if node.op_type == "BatchNormalization":
-        return any(each.name == "training_mode" and each.i for each in node.attribute)
-    if len(node.input) < 3 or not node.input[2]:
-        return False
-    made = (each for each in graph.node if each.op_type == "Constant" and node.input[2] in each.output)
-    known = [tensor for tensor in graph.initializer if tensor.name == node.input[2]]
-    known += [each.t for constant in made for each in constant.attribute if each.name == "value"]
-    return not known or bool(numpy_helper.to_array(known[0]).any())

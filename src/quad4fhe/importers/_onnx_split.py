@@ -16,7 +16,8 @@ from typing import Any
 from quad4fhe.activations import RELU, Activation
 from quad4fhe.deep import GraphMLP
 from quad4fhe.errors import InputError
-from quad4fhe.feature_part import FeaturePart, check_graph
+from quad4fhe.feature_checks import check_graph
+from quad4fhe.feature_part import FeaturePart
 from quad4fhe.importers._chain import Chain
 from quad4fhe.importers._expressions import recognise
 from quad4fhe.importers._onnx_flow import Flow, Graph
