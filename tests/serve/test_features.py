@@ -92,7 +92,7 @@ def test_what_is_sent_holds_neither_raw_inputs_nor_features(kind: str, hosted: A
 def test_the_server_hands_out_the_part_that_the_plan_names(hosted: Any, monkeypatch: Any) -> None:
     server, fits, _ = hosted
     made = fits["images"]
-    with Remote(server.url, model="images") as remote:
+    with Remote(server.url, model="images", trust=True) as remote:
         assert remote.feature_part is not None
         assert remote.feature_part.graph == made.mlp.feature_part.graph
         pinned = remote.plan
@@ -106,6 +106,28 @@ def test_the_server_hands_out_the_part_that_the_plan_names(hosted: Any, monkeypa
     monkeypatch.setattr(HttpClient, "_once", lambda *args: forged if args[2].endswith("features") else real(*args))
     with pytest.raises(InputError, match=r"the server's feature part has SHA-256.*not used"):
         Remote(server.url, plan=pinned)
+
+
+def test_a_part_that_only_the_server_vouches_for_is_not_run(hosted: Any, tmp_path: Path, capsys: Any) -> None:
+    """Nor fetched: the plan alone is, so that a client can pin it."""
+    server, fits, _ = hosted
+    raw = table(4, seed=6)
+    with Remote(server.url, model="table") as remote, pytest.raises(InputError, match=r"this server chose.*trust=True"):
+        remote.predict(raw)
+    for known in ({"trust": True}, {"features": fits["table"].mlp.feature_part}):
+        with Remote(server.url, model="table", **known) as remote:
+            assert (remote.predict(raw).decisions == fits["table"].predict(raw)).all()
+    names = list(raw)
+    rows = [",".join(names), *(",".join(str(raw[name][i]) for name in names) for i in range(4))]
+    (tmp_path / "raw.csv").write_text("\n".join(rows) + "\n")
+    words = ["query", server.url, str(tmp_path / "raw.csv"), "--model", "table"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"quad4fhe keygen own.key --server {server.url}" in said
+    assert "add --trust" in said
+    assert main([*words, "--trust"]) == 0
+    np.savez(tmp_path / "raw.npz", **raw)  # not a matrix: without the part nothing can be read
+    assert main(["query", server.url, str(tmp_path / "raw.npz"), "--model", "table", "--trust"]) == 0
 
 
 def test_query_takes_raw_files_with_a_pinned_plan(hosted: Any, tmp_path: Path, capsys: Any) -> None:

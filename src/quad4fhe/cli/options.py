@@ -260,6 +260,7 @@ PassphraseFile = Annotated[
     Path | None, typer.Option(help="A file that only you can read (mode 600) with the passphrase in its first line.")
 ]
 AskPassphrase = Annotated[bool, typer.Option("--ask-passphrase", help="Ask for the key's passphrase.")]
+TrustFlag = Annotated[bool, typer.Option("--trust", help="Run a feature part that only the server vouches for.")]
 TokenOption = Annotated[Path | None, typer.Option(help="A file that holds the API token.")]
 CaOption = Annotated[Path | None, typer.Option(help="Trust this certificate authority (PEM) instead of the system's.")]
 ModelOption = Annotated[
@@ -291,14 +292,15 @@ def connect(
     key: StoredKey | None = None,
     patience: float = 60.0,
     features: FeaturePart | None = None,
+    trust: bool = False,
     prepared: PreparedStore | None = None,
 ) -> Remote:
     """A connection to the server at `url`."""
     from quad4fhe import Remote
 
-    token, trust = trusted(token_file, ca)
-    named: dict[str, Any] = {"model": model, "layout": layout, "token": token, "verify": trust}
-    named |= {"features": features, "prepared": prepared}
+    token, verify = trusted(token_file, ca)
+    named: dict[str, Any] = {"model": model, "layout": layout, "token": token, "verify": verify}
+    named |= {"features": features, "trust": trust, "prepared": prepared}
     return Remote(url, plan=plan, key=key, patience=patience, **named)
 
 

@@ -26,6 +26,7 @@ from quad4fhe.cli.options import (
     ModelOption,
     PassphraseFile,
     TokenOption,
+    TrustFlag,
     WidenOption,
     connect,
     named_columns,
@@ -96,6 +97,7 @@ def query_command(
         Path | None,
         typer.Option(metavar="FILE", help="The model's feature part (`export --features`); else the server's is used."),
     ] = None,
+    trust: TrustFlag = False,
     prepare: Annotated[
         int,
         typer.Option(
@@ -112,12 +114,13 @@ def query_command(
     Never send the decrypted logits back to the server; SECURITY.md explains why. --key or --plan pins the plan: samples
     outside its box are rejected before anything is sent. Without either, the plan comes from the server, and all
     samples are sent before those outside the box are reported. --box FILE is a box of your own, which the samples must
-    lie in as well. --canaries detects a server that computes something
-    else. --prepare N does the part of N later queries that does not depend on their samples, here and at the server,
-    into the folder KEY.prepared; do not copy that folder, since a part that is used twice shows how two queries differ.
+    lie in as well. --canaries detects a server that computes something else. --prepare N does the part of N later
+    queries that does not depend on their samples, here and at the server, into the folder KEY.prepared; do not copy
+    that folder, since a part that is used twice shows how two queries differ.
 
     If the model has a feature part, DATA holds raw inputs. The part comes from --features or from the server, its hash
-    must be the one in the plan, and it runs here: only its features are encrypted and sent.
+    must be the one in the plan, and it runs here, without access to files: only its features are encrypted and sent.
+    Without --key, --plan and --features the server alone vouches for it, which needs --trust.
 
     Without a server: write requests to a folder (--plan), answer them with `score`, and read the replies (--replies).
 
@@ -167,7 +170,7 @@ def query_command(
     # The server must not hear of samples that are unusable; only columns with names, and raw inputs whose feature part
     # the server has, may need its plan to be read.
     read = Reader(data, label_column, part)
-    asked = read.early(agreed, url)
+    asked = read.early(agreed, url, trust=trust)
     if asked is not None and stored is not None:
         _check_columns(asked, data, stored, url)
     X = None if asked is None else choice.held(asked, None if agreed is None else agreed.names)
@@ -175,7 +178,7 @@ def query_command(
     options: dict[str, Any] = {"model": model, "layout": layout, "token_file": token_file, "ca": ca}
     ahead = None if key is None or stored is None else _prepared(key, stored)
     options |= {"plan": pinned, "key": stored, "patience": patience, "features": part, "prepared": ahead}
-    with at_work() as progress, connect(url, **options) as remote:
+    with at_work() as progress, connect(url, trust=trust, **options) as remote:
         plan, trusted = remote.plan, remote.pinned
         if asked is None or X is None:
             asked = replace(read, part=remote.feature_part).samples(plan)
@@ -259,13 +262,13 @@ class Reader:
     label: str | None
     part: FeaturePart | None
 
-    def early(self, agreed: Plan | None, url: str) -> Array | None:
+    def early(self, agreed: Plan | None, url: str, *, trust: bool) -> Array | None:
         """The samples, if they can be read before the server is asked; else None."""
         from quad4fhe.io.samples import read_feature_names
 
         if agreed is not None:
             return self.samples(agreed) if agreed.feature_part is None or self.part is not None else None
-        if self.part is not None or read_feature_names(self.data, self.label) is not None:
+        if trust or self.part is not None or read_feature_names(self.data, self.label) is not None:
             return None
         try:
             return self.samples(None)

@@ -93,6 +93,8 @@ class Remote:
         The limit in seconds for one message, with all retries and pauses.
     features
         The model's feature part, if it has one; by default it is fetched from the server. The plan names its hash.
+    trust
+        Run a feature part although the server chose it: the plan is not pinned, and `features` is not given.
     prepared
         Where `prepare` stores what it makes ahead with this key, and where queries take it from.
     """
@@ -109,6 +111,7 @@ class Remote:
         verify: Any = True,
         patience: float = 120.0,
         features: FeaturePart | None = None,
+        trust: bool = False,
         prepared: PreparedStore | None = None,
     ) -> None:
         self._prepared = prepared
@@ -119,7 +122,8 @@ class Remote:
         self._http = HttpClient(url, token, verify, patience)
         try:
             self.plan = self._fetch_plan(self._model_id(model), layout) if pinned is None else pinned
-            self.feature_part = self._fetch_part(features)
+            self._asks_first = not (self.pinned or trust or features is not None)
+            self._part = None if self._asks_first else self._fetch_part(features)
         except BaseException:
             self._http.close()
             raise
@@ -133,6 +137,19 @@ class Remote:
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
+
+    @property
+    def feature_part(self) -> FeaturePart | None:
+        """The model's feature part, if it has one; InputError if only the server vouches for it."""
+        if self._asks_first and self.plan.feature_part is not None:
+            raise InputError(
+                "the model has a feature part: a graph that this server chose and that would read your raw inputs "
+                "here. It reaches neither files nor the network, but whether and when a request follows can tell the "
+                "server about an input. Pin the plan, and compare its hash with the one of the model's owner: "
+                f"quad4fhe keygen own.key --server {quote(self._url)}, then add --key own.key (key= in Python); or add "
+                "--trust (trust=True)"
+            )
+        return self._part
 
     def predict(
         self,
