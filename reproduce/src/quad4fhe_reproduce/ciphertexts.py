@@ -82,9 +82,9 @@ class Outcome:
 
 def schemes(mlp: MLP, coefficients: tuple[float, float, float], X_cal: ArrayLike) -> list[Activation]:
     """The schemes of the paper's encrypted tables: Square, Quad with these coefficients, Remez-2, 3, 5, 7."""
-    seen = preactivations(mlp, X_cal)
-    fitted = [monomials(remez(degree, seen.lo, seen.hi)) for degree in (2, 3, 5, 7)]
-    return [SQUARE, quad(*coefficients), *fitted]
+    data = preactivations(mlp, X_cal)
+    minimax = [monomials(remez(degree, data.lo, data.hi)) for degree in (2, 3, 5, 7)]
+    return [SQUARE, quad(*coefficients), *minimax]
 
 
 def run_paper(mlp: MLP, activation: Activation, where: Configuration, X: Array, y: Array | None = None) -> Outcome:
@@ -100,7 +100,7 @@ def run_paper(mlp: MLP, activation: Activation, where: Configuration, X: Array, 
         )
     except InputError as error:
         return refused(str(error))
-    found, seconds = [], 0.0
+    batches, seconds = [], 0.0
     for start in range(0, len(X), circuit.batch):
         part = X[start : start + circuit.batch]
         inputs = circuit.encrypt(part)
@@ -110,22 +110,22 @@ def run_paper(mlp: MLP, activation: Activation, where: Configuration, X: Array, 
         except (InputError, ValueError, RuntimeError) as error:
             return refused(f"does not complete: {error}")
         seconds += time.process_time() - begin
-        found.append(circuit.decrypt(replies, len(part)))
-    logits, plain = np.concatenate(found), circuit.plaintext_logits(X)
+        batches.append(circuit.decrypt(replies, len(part)))
+    logits, plain = np.concatenate(batches), circuit.plaintext_logits(X)
     return _outcome(activation.name, where, logits, plain, y, seconds)
 
 
-def run_plan(fit: Fitted, made: Plan, X: Array, y: Array | None = None) -> Outcome:
+def run_plan(fit: Fitted, circuit_plan: Plan, X: Array, y: Array | None = None) -> Outcome:
     """Run the circuit of a plan on the samples X."""
-    answer = predict_encrypted(fit, made, X)
+    answer = predict_encrypted(fit, circuit_plan, X)
     assert answer.bill is not None
     plain = fit.model.logits(X)
     if fit.model.outputs > 1:
         plain = plain - plain.mean(axis=1, keepdims=True)
-    where = Configuration(made.chain.ring, 3, made.scales.x, 0)
-    name = f"folded {made.layout} {made.precision}"
+    where = Configuration(circuit_plan.chain.ring, 3, circuit_plan.scales.x, 0)
+    name = f"folded {circuit_plan.layout} {circuit_plan.precision}"
     outcome = _outcome(name, where, answer.logits, plain, y, answer.bill.server_seconds)
-    return replace(outcome, log_q=made.chain.all_bits)
+    return replace(outcome, log_q=circuit_plan.chain.all_bits)
 
 
 def precision_sweep(
@@ -169,7 +169,7 @@ def minimum_plan(
 ) -> list[Outcome]:
     """Run the folded circuit in every layout with strict precision: the rows that the table adds to the paper's."""
     plans = [plan(fit, samples=len(X), layout=layout, X=X_cal, box=box) for layout in LAYOUTS.names()]
-    return [run_plan(fit, made, X, y) for made in plans]
+    return [run_plan(fit, each, X, y) for each in plans]
 
 
 def table(outcomes: Iterable[Outcome]) -> str:

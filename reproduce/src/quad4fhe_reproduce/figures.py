@@ -48,10 +48,10 @@ class Picture:
 
     def svg(self, draw: drawing.Draw) -> bytes:
         """The picture that `draw` draws."""
-        made = drawing.Picture(
+        picture = drawing.Picture(
             self.file, self.file, self.caption, self.caption, draw, (), (), self.height, self.width, _STYLE
         )
-        return made.svg()
+        return picture.svg()
 
 
 PLANES = Picture(
@@ -166,9 +166,9 @@ def _pools(runs: Runs, figure: Any, palette: Palette) -> None:
             axis.text(0.5, 0.5, "not run yet", ha="center", transform=axis.transAxes)
             continue
         for fit, label, colour in _FITS:
-            found = by_size(record, fit)
-            if found:
-                rows, agreed = zip(*found, strict=True)
+            points = by_size(record, fit)
+            if points:
+                rows, agreed = zip(*points, strict=True)
                 axis.plot(
                     rows, [100 * (1 - each) for each in agreed], "o-", ms=3, lw=1, color=palette[colour], label=label
                 )

@@ -66,13 +66,13 @@ class PublishedOperations:
 @cache
 def _rows() -> dict[tuple[str, str, int, str, str], Published]:
     text = files("quad4fhe_reproduce").joinpath("published.csv").read_text(encoding="utf-8")
-    found = {}
+    rows = {}
     for row in csv.DictReader(text.splitlines()):
         key = (row["set"], row["protocol"], int(row["width"]), row["pool"], row["method"])
         figures = {name: _number(row[name]) for name in Published.__dataclass_fields__ if name in row}
         figures.update(regime=row["regime"], n_cal=int(row["n_cal"]), n_test=int(row["n_test"]))
-        found[key] = Published(**figures)  # type: ignore[arg-type]
-    return found
+        rows[key] = Published(**figures)  # type: ignore[arg-type]
+    return rows
 
 
 def _number(cell: str) -> float | str | None:

@@ -77,9 +77,9 @@ def _library() -> str:
 
 def _model(task: Task, parts: Parts, sha256: str, store: Store) -> tuple[MLP, int]:
     key = task.model_key(sha256)
-    kept = store.read_model(key)
-    if kept is not None:
-        return kept
+    stored = store.read_model(key)
+    if stored is not None:
+        return stored
     mlp, epochs = train(parts, task.recipe.training, task.width, task.seed)
     store.write_model(key, mlp, epochs)
     return mlp, epochs
@@ -93,16 +93,16 @@ def _shared_fit(name: str, mlp: MLP, X: Features, seed: int) -> Fit:
 def _fit(name: str, bench: Bench, task: Task) -> tuple[Fit, Fitted]:
     started = time.process_time()
     if name in _SHARED:
-        made = _shared_fit(name, bench.mlp, bench.X_cal, task.seed)
+        result = _shared_fit(name, bench.mlp, bench.X_cal, task.seed)
     else:
-        made = fit(bench.mlp, bench.X_cal, family=name, seed=task.seed)
-    return made, fitted(name, bench, made, time.process_time() - started)
+        result = fit(bench.mlp, bench.X_cal, family=name, seed=task.seed)
+    return result, fitted(name, bench, result, time.process_time() - started)
 
 
 def _shared(bench: Bench, task: Task) -> tuple[list[Fit], list[Fitted]]:
     """The paper's own coefficients and the polished ones; the same where the fit is hard."""
     pairs = [_fit(name, bench, task) for name in _SHARED]
-    return [made for made, _ in pairs], [row for _, row in pairs]
+    return [result for result, _ in pairs], [row for _, row in pairs]
 
 
 def _plain(task: Task, parts: Parts, bench: Bench) -> dict[str, Any]:
@@ -125,12 +125,12 @@ def _families(task: Task, parts: Parts, bench: Bench) -> dict[str, Any]:
     best, row = _fit("auto", bench, task)
     for family in ("unitwise", "head"):
         # What auto has chosen it has fitted: the same rows, folds and setting give the same model.
-        made, own = (best, structs.replace(row, name=family)) if best.family == family else _fit(family, bench, task)
-        fits.append(made)
+        result, own = (best, structs.replace(row, name=family)) if best.family == family else _fit(family, bench, task)
+        fits.append(result)
         rows.append(own)
     fits.append(best)
     rows.append(row)
-    named = {row.name: made for made, row in zip(fits, rows, strict=True)}
+    named = {row.name: result for result, row in zip(fits, rows, strict=True)}
     return {"fits": rows, "encrypted": folded(named, bench)}
 
 
@@ -168,17 +168,17 @@ def _without_the_unsure(task: Task, bench: Bench) -> list[Dropped]:
     for share in DROPPED:
         kept = np.sort(order[round(share * order.size) :])
         for name in _SHARED:
-            made = _shared_fit(name, bench.mlp, bench.X_cal[kept], task.seed)
+            result = _shared_fit(name, bench.mlp, bench.X_cal[kept], task.seed)
             out.append(
                 Dropped(
                     share=share,
                     fit=name,
-                    regime=str(made.regime),
-                    alpha=float(made.alpha),
-                    beta=float(made.beta),
-                    eta=float(made.eta),
-                    agreement_test=float(made.agreement(bench.X_test)),
-                    agreement_all=float(made.agreement(bench.X_cal)),
+                    regime=str(result.regime),
+                    alpha=float(result.alpha),
+                    beta=float(result.beta),
+                    eta=float(result.eta),
+                    agreement_test=float(result.agreement(bench.X_test)),
+                    agreement_all=float(result.agreement(bench.X_cal)),
                 )
             )
     return out

@@ -58,8 +58,8 @@ class Store:
 
     def records(self) -> list[Record]:
         """Every whole run of this version, in the order of their file names; others are left alone."""
-        found = [read_record(path) for path in sorted(self.runs.glob("*.json"))]
-        return [record for record in found if record is not None and record.version == VERSION]
+        records = [read_record(path) for path in sorted(self.runs.glob("*.json"))]
+        return [record for record in records if record is not None and record.version == VERSION]
 
     def read_model(self, key: str) -> tuple[MLP, int] | None:
         """A trained model and its epochs, or None; a damaged file counts as none."""

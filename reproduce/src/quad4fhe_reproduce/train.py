@@ -32,7 +32,7 @@ def train(parts: Parts, training: Training, width: int, seed: int) -> tuple[MLP,
     X_val, y_val = _tensors(torch, parts.X_val, parts.y_val, outputs)
     loss = torch.nn.BCEWithLogitsLoss() if outputs == 1 else torch.nn.CrossEntropyLoss()
     adam = torch.optim.Adam(net.parameters(), lr=training.rate, weight_decay=training.decay)
-    best, kept, waited, epochs = float("inf"), copy.deepcopy(net.state_dict()), 0, 0
+    best, weights, waited, epochs = float("inf"), copy.deepcopy(net.state_dict()), 0, 0
     while epochs < training.epochs and waited < training.patience:
         epochs += 1
         net.train()
@@ -44,10 +44,10 @@ def train(parts: Parts, training: Training, width: int, seed: int) -> tuple[MLP,
         with torch.no_grad():
             reached = float(loss(net(X_val), y_val))
         if reached < best - training.delta:
-            best, kept, waited = reached, copy.deepcopy(net.state_dict()), 0
+            best, weights, waited = reached, copy.deepcopy(net.state_dict()), 0
         else:
             waited += 1
-    net.load_state_dict(kept)
+    net.load_state_dict(weights)
     net.eval()
     return MLP.from_torch(net), epochs
 

@@ -105,8 +105,8 @@ _NAMES = tuple(f"LS-{degree}" for degree in DEGREES)
 
 
 def _fit(problem: Problem) -> dict[str, Polynomial]:
-    seen = problem.preactivations
-    return {f"LS-{degree}": least_squares(degree, seen.lo, seen.hi) for degree in problem.degrees}
+    data = problem.preactivations
+    return {f"LS-{degree}": least_squares(degree, data.lo, data.hi) for degree in problem.degrees}
 
 
 BASELINE = Baseline("the polynomial closest to ReLU in mean square on the calibration interval", _NAMES, _fit)

@@ -89,10 +89,10 @@ def ola_of(degree: int, data: PreActivations) -> Polynomial:
 
 
 def _fit(problem: Problem) -> dict[str, Polynomial]:
-    found = {"OLA": ola(problem.preactivations)}
+    replacements = {"OLA": ola(problem.preactivations)}
     if problem.degree is not None:
-        found[f"OLA-{problem.degree}"] = ola_of(problem.degree, problem.preactivations)
-    return found
+        replacements[f"OLA-{problem.degree}"] = ola_of(problem.degree, problem.preactivations)
+    return replacements
 
 
 BASELINE = Baseline("OLA: least squares under the layer's own distribution", ("OLA",), _fit)

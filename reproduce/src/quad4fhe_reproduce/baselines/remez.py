@@ -48,40 +48,40 @@ class Minimax:
 
 def _extrema(series: Series, pieces: tuple[Piece, ...]) -> tuple[Array, Array]:
     """Every point where target - series can be extreme, in order, and the error there."""
-    found: dict[float, float] = {}
+    error_at: dict[float, float] = {}
     for piece in pieces:
         inner = series.critical_points(piece.slope, piece.lo, piece.hi)
         x = np.concatenate([[piece.lo], inner, [piece.hi]])
-        found.update(zip(x.tolist(), (piece(x) - series(x)).tolist(), strict=True))
-    x = np.array(sorted(found))
-    return x, np.array([found[point] for point in x.tolist()])
+        error_at.update(zip(x.tolist(), (piece(x) - series(x)).tolist(), strict=True))
+    x = np.array(sorted(error_at))
+    return x, np.array([error_at[point] for point in x.tolist()])
 
 
 def _alternating(errors: Array, wanted: int) -> IntArray:
     """Indices of `wanted` errors of alternating sign that keep the largest one and as much of the rest as they can."""
-    kept: list[int] = []
+    extrema: list[int] = []
     for i, error in enumerate(errors.tolist()):
         if error == 0.0:
             continue
-        if kept and (errors[kept[-1]] > 0.0) == (error > 0.0):
-            if abs(error) > abs(errors[kept[-1]]):
-                kept[-1] = i
+        if extrema and (errors[extrema[-1]] > 0.0) == (error > 0.0):
+            if abs(error) > abs(errors[extrema[-1]]):
+                extrema[-1] = i
         else:
-            kept.append(i)
-    while len(kept) > wanted:
-        size = np.abs(errors[kept])
-        if len(kept) == wanted + 1:
-            kept.pop(0 if size[0] < size[-1] else -1)
+            extrema.append(i)
+    while len(extrema) > wanted:
+        size = np.abs(errors[extrema])
+        if len(extrema) == wanted + 1:
+            extrema.pop(0 if size[0] < size[-1] else -1)
             continue
         # Dropping an inner point breaks the alternation, so one of its neighbours has to go with it.
         smallest = int(size.argmin())
-        if 0 < smallest < len(kept) - 1:
+        if 0 < smallest < len(extrema) - 1:
             neighbour = smallest - 1 if size[smallest - 1] < size[smallest + 1] else smallest + 1
             for index in sorted((smallest, neighbour), reverse=True):
-                kept.pop(index)
+                extrema.pop(index)
         else:
-            kept.pop(smallest)
-    return np.array(kept, dtype=np.int64)
+            extrema.pop(smallest)
+    return np.array(extrema, dtype=np.int64)
 
 
 def _first_reference(pieces: tuple[Piece, ...], wanted: int, skew: float) -> Array:
@@ -177,8 +177,8 @@ _NAMES = tuple(f"Remez-{degree}" for degree in DEGREES)
 
 
 def _fit(problem: Problem) -> dict[str, Polynomial]:
-    seen = problem.preactivations
-    return {f"Remez-{degree}": remez(degree, seen.lo, seen.hi) for degree in problem.degrees}
+    data = problem.preactivations
+    return {f"Remez-{degree}": remez(degree, data.lo, data.hi) for degree in problem.degrees}
 
 
 BASELINE = Baseline("the minimax polynomial of ReLU on the calibration interval", _NAMES, _fit)

@@ -113,8 +113,8 @@ def compare(
     problem = Problem(mlp, samples("X_cal", X_cal, mlp.features), auto, seed, progress, degree)
     ours = fitted(problem, published=False) if fits is None else {name: each.model for name, each in fits.items()}
     published = fitted(problem, published=True)
-    if taken := published.keys() & ours.keys():
-        raise InputError(f"each fit needs a name of its own, and {min(taken)!r} is a baseline; rename the fit")
+    if twice := published.keys() & ours.keys():
+        raise InputError(f"each fit needs a name of its own, and {min(twice)!r} is a baseline; rename the fit")
     return _measured(problem, test, labels, published | ours)
 
 
@@ -285,8 +285,8 @@ def _macro_f1(confusion: IntArray) -> float:
     """The mean F1 over the classes that occur among the labels or the decisions."""
     hits = np.diagonal(confusion)
     either = confusion.sum(axis=1) + confusion[:, :-1].sum(axis=0)
-    seen = either > 0
-    return float((2.0 * hits[seen] / either[seen]).mean())
+    occurs = either > 0
+    return float((2.0 * hits[occurs] / either[occurs]).mean())
 
 
 def _labels(y_test: ArrayLike, n: int, classes: int) -> IntArray:

@@ -56,9 +56,9 @@ def bench_command(
         if sweep:
             outcomes["sweep"] = ciphertexts.precision_sweep(mlp, shown, X, y, progress=progress)
         if minimum:
-            found = ciphertexts.minimum_configuration(mlp, shown, X, y, progress=progress)
+            paper = ciphertexts.minimum_configuration(mlp, shown, X, y, progress=progress)
             box = np.stack([np.minimum(fitted.box[0], X.min(axis=0)), np.maximum(fitted.box[1], X.max(axis=0))])
-            outcomes["minimum"] = found + ciphertexts.minimum_plan(fitted, X, y, X_cal, box)
+            outcomes["minimum"] = paper + ciphertexts.minimum_plan(fitted, X, y, X_cal, box)
     if json:
         print_json({name: [outcome.to_dict() for outcome in rows] for name, rows in outcomes.items()})
         return

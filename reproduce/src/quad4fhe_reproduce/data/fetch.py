@@ -66,9 +66,9 @@ def _arrays(data: DataSet, X: NDArray[Any], y: NDArray[Any], **more: NDArray[Any
     names, ids = np.unique(y, return_inverse=True)
     if names.size != data.classes:
         raise InputError(f"{names.size} classes came, wanted {data.classes}")
-    held = io.BytesIO()
-    np.savez_compressed(held, X=X, y=ids.astype(np.int16), **more)  # type: ignore[arg-type]
-    return held.getvalue()
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, X=X, y=ids.astype(np.int16), **more)  # type: ignore[arg-type]
+    return buffer.getvalue()
 
 
 def _scikit_learn(data: DataSet) -> bytes:
@@ -79,10 +79,10 @@ def _scikit_learn(data: DataSet) -> bytes:
 
 def _openml(data: DataSet) -> bytes:
     datasets = _import("sklearn.datasets", "scikit-learn", "sklearn")
-    found = datasets.fetch_openml(data_id=int(data.source.id), as_frame=False, parser="liac-arff")
-    y = found.target
+    bunch = datasets.fetch_openml(data_id=int(data.source.id), as_frame=False, parser="liac-arff")
+    y = bunch.target
     labels = y.astype(np.int64) if all(str(each).lstrip("-").isdigit() for each in np.unique(y)) else y
-    return _arrays(data, found.data.astype(np.float32), labels)
+    return _arrays(data, bunch.data.astype(np.float32), labels)
 
 
 def _hugging_face(data: DataSet) -> bytes:

@@ -62,17 +62,17 @@ def file_hash(data: DataSet, folder: Path) -> tuple[str, str]:
     with opened(file), file.open("rb") as handle:
         while block := handle.read(_BLOCK):
             digest.update(block)
-    found = digest.hexdigest()
-    if found == data.sha256:
-        return found, ""
+    actual = digest.hexdigest()
+    if actual == data.sha256:
+        return actual, ""
     note = note_path(file)
     if note.is_file():
         with parsing(f"the note {note.name}", "delete it and fetch the data again"):
             fetched = msgspec.json.decode(note.read_bytes(), type=Note)
-        if fetched.sha256 == found:
-            return found, fetched.source
+        if fetched.sha256 == actual:
+            return actual, fetched.source
     raise InputError(
-        f"{file} is not the file that was expected: SHA-256 {data.sha256} wanted, {found} found; " + how_to_get(data)
+        f"{file} is not the file that was expected: SHA-256 {data.sha256} wanted, {actual} found; " + how_to_get(data)
     )
 
 

@@ -50,10 +50,10 @@ def folded(runs: Runs) -> str:
 
 def changes(runs: Runs) -> str:
     """Decisions that encryption changed, over all circuits that were tried, also those the table leaves out."""
-    found = [record for name in ALL_SETS if (record := runs.get("families", name, runs.width(name))) is not None]
+    records = [record for name in ALL_SETS if (record := runs.get("families", name, runs.width(name))) is not None]
     said = []
     for precision in ("strict", "fast"):
-        tried = [(record, each) for record in found for each in record.encrypted if each.precision == precision]
+        tried = [(record, each) for record in records for each in record.encrypted if each.precision == precision]
         changed = [(record, each) for record, each in tried if each.changed]
         lost, every = sum(each.changed or 0 for _, each in changed), sum(each.tried for _, each in tried)
         where = [f"{data_set(record.task.name).title}, {each.fit}, layout {each.layout}" for record, each in changed]
@@ -143,15 +143,15 @@ def minimum(runs: Runs) -> str:
 
 def _paper_row(record: Record | None, scheme: str) -> Circuit | None:
     """A scheme at N = 2^14 and scale 2^40, which is the paper's minimum configuration."""
-    found = [] if record is None else record.sweep
-    return next((each for each in found if each.scheme == scheme and each.log2_scale == 40 and each.samples), None)
+    sweep = [] if record is None else record.sweep
+    return next((each for each in sweep if each.scheme == scheme and each.log2_scale == 40 and each.samples), None)
 
 
 def _seconds(record: Record | None, scheme: str) -> float | None:
     """Server seconds a sample at N = 2^14: the least of all scales, whose cost is the same."""
-    found = [] if record is None else record.sweep
-    taken = [each.server_seconds / each.samples for each in found if each.scheme == scheme and each.server_seconds]
-    return min(taken, default=None)
+    sweep = [] if record is None else record.sweep
+    seconds = [each.server_seconds / each.samples for each in sweep if each.scheme == scheme and each.server_seconds]
+    return min(seconds, default=None)
 
 
 def _ours(record: Record | None, base: float | None, scheme: str) -> list[str]:

@@ -55,8 +55,8 @@ def _both(fit: Fitted | None) -> str:
 def _of_seed(runs: Runs, name: str, seed: int, fit: str) -> tuple[Record, Fitted] | None:
     kind: Kind = "families" if seed == SEED else "seed"
     record = runs.get(kind, name, WIDTH, seed)
-    found = fit_named(record, fit)
-    return None if record is None or found is None else (record, found)
+    own = fit_named(record, fit)
+    return None if record is None or own is None else (record, own)
 
 
 def seeds(runs: Runs) -> str:
@@ -66,20 +66,20 @@ def seeds(runs: Runs) -> str:
     head += ["regimes of the paper's fit"]
     rows = []
     for name in ALL_SETS:
-        found = {
+        by_fit = {
             fit: [each for seed in (SEED, *SEEDS) if (each := _of_seed(runs, name, seed, fit)) is not None]
             for fit in _SEEDED
         }
-        first = found["paper"]
+        first = by_fit["paper"]
         if not first:
             rows.append(missing(title(name), len(head)))
             continue
         theirs = fulltrain(recipe(name).paper, WIDTH)
         cells = []
         for fit in _SEEDED:
-            few = "" if len(found[fit]) == len(first) else f" ({len(found[fit])} of the seeds)"
-            cells.append(mean_and_spread([own.measured.agreement_test for _, own in found[fit]]) + few)
-            cells.append(mean_and_spread([own.measured.accuracy for _, own in found[fit]]) + few)
+            few = "" if len(by_fit[fit]) == len(first) else f" ({len(by_fit[fit])} of the seeds)"
+            cells.append(mean_and_spread([own.measured.agreement_test for _, own in by_fit[fit]]) + few)
+            cells.append(mean_and_spread([own.measured.accuracy for _, own in by_fit[fit]]) + few)
         relu = mean_and_spread([record.relu.accuracy for record, _ in first])
         published = percent(theirs.agreement_test if theirs else None)
         regimes = _counted([own.regime for _, own in first])
@@ -89,15 +89,15 @@ def seeds(runs: Runs) -> str:
 
 def seed_range(runs: Runs, name: str) -> str:
     """Lowest and highest test agreement of the paper's fit over the seeds."""
-    found = [each for seed in (SEED, *SEEDS) if (each := _of_seed(runs, name, seed, "paper")) is not None]
-    agreed = [own.measured.agreement_test for _, own in found]
+    pairs = [each for seed in (SEED, *SEEDS) if (each := _of_seed(runs, name, seed, "paper")) is not None]
+    agreed = [own.measured.agreement_test for _, own in pairs]
     return f"{percent(min(agreed))} to {percent(max(agreed))}" if len(agreed) > 1 else NONE
 
 
 def seed_kinds(runs: Runs, name: str) -> list[str]:
     """The kind of regime of the paper's fit at every seed: hard, rch or soft."""
-    found = [_of_seed(runs, name, seed, "paper") for seed in (SEED, *SEEDS)]
-    return [kind_of(each[1].regime) for each in found if each is not None]
+    pairs = [_of_seed(runs, name, seed, "paper") for seed in (SEED, *SEEDS)]
+    return [kind_of(each[1].regime) for each in pairs if each is not None]
 
 
 def _counted(words: Sequence[str]) -> str:
@@ -135,8 +135,8 @@ def class_spread(runs: Runs) -> str:
             if own is None:
                 continue
             label = [title(name, record), str(record.classes)] if fit == "paper" else ["", ""]
-            kept = sum(value == 1.0 for value in own.class_agreement)
-            rows.append([*label, own_name(fit), *_three(own.class_f1), *_three(own.class_agreement), str(kept)])
+            complete = sum(value == 1.0 for value in own.class_agreement)
+            rows.append([*label, own_name(fit), *_three(own.class_f1), *_three(own.class_agreement), str(complete)])
     return table(head, rows)
 
 

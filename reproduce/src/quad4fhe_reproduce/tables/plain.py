@@ -65,11 +65,11 @@ def _encrypted(record: Record | None, auto: Fitted | None) -> list[str]:
     # A shared choice is the polished fit, or the paper's where both are the same model.
     wanted = ("polished", "paper") if auto.family == "shared" else (auto.family,)
     rows = {each.fit: each for each in record.encrypted if (each.layout, each.precision) == ("batch", "strict")}
-    found = next((rows[name] for name in wanted if name in rows), None)
-    if found is None:
+    row = next((rows[name] for name in wanted if name in rows), None)
+    if row is None:
         return [NONE] * 4
-    took = f"{1e6 * found.server_seconds / found.samples:.3g}"
-    return [percent(found.agreement), percent(found.accuracy), f"{found.ring}, {found.bits}", took]
+    took = f"{1e6 * row.server_seconds / row.samples:.3g}"
+    return [percent(row.agreement), percent(row.accuracy), f"{row.ring}, {row.bits}", took]
 
 
 def _accuracy_cells(record: Record) -> list[Cell]:
@@ -109,13 +109,13 @@ def feasibility(runs: Runs) -> str:
         same = "same" if own.regime == theirs.regime else "differs"
         rows.append(["", "difference", same, *moved, "", points(own.measured.agreement_test, theirs.agreement_test)])
         if polished.regime != own.regime:
-            kept = percent(polished.measured.agreement_test)
-            rows.append(["", "ours, polished", polished.regime, *_coefficients(polished), "", kept])
+            agreement = percent(polished.measured.agreement_test)
+            rows.append(["", "ours, polished", polished.regime, *_coefficients(polished), "", agreement])
         for family in ("unitwise", "head"):
             other = fit_named(runs.get("families", name, record.task.width), family)
             if other is not None:
-                kept = percent(other.measured.agreement_test)
-                rows.append(["", f"ours, {family}", other.regime, "", "", "", "", "", kept])
+                agreement = percent(other.measured.agreement_test)
+                rows.append(["", f"ours, {family}", other.regime, "", "", "", "", "", agreement])
     return table(head, rows)
 
 
@@ -206,8 +206,8 @@ def _other(fit: Fitted) -> list[str]:
     """A line of the diagnostics for a fit the paper does not have."""
     m = fit.measured
     exact = "yes" if fit.lossless else "no"
-    kept = [percent(m.agreement_cal), percent(m.agreement_test), whole(m.mismatches_cal), whole(m.mismatches_test)]
-    return ["", f"ours, {fit.name}", fit.regime, "", "", exact, *kept, number(fit.normalised_margin, 2), "", "", ""]
+    counts = [percent(m.agreement_cal), percent(m.agreement_test), whole(m.mismatches_cal), whole(m.mismatches_test)]
+    return ["", f"ours, {fit.name}", fit.regime, "", "", exact, *counts, number(fit.normalised_margin, 2), "", "", ""]
 
 
 def _sum(value: float | None) -> str:

@@ -72,8 +72,8 @@ def differing(runs: Runs, close: float) -> list[str]:
             if kind_of(own.regime) != kind_of(theirs.regime):
                 lines.append(f"{where}: {theirs.regime} published, {own.regime} here {rows}.")
             if abs(own.measured.agreement_test - theirs.agreement_test) > close:
-                kept = f"{percent(theirs.agreement_test)} published, {percent(own.measured.agreement_test)} here"
-                lines.append(f"{where}: agreement {kept} {rows}.")
+                agreement = f"{percent(theirs.agreement_test)} published, {percent(own.measured.agreement_test)} here"
+                lines.append(f"{where}: agreement {agreement} {rows}.")
     return lines
 
 
@@ -89,8 +89,8 @@ def regimes(runs: Runs) -> str:
             record = runs.get("pool", name, runs.width(name), seed)
             if record is None:
                 continue
-            found = [(pool, _own(pool, "paper")) for pool in record.pools]
-            shown = [NONE if own is None else f"{own.regime} [{pool.rows}]" for pool, own in found]
+            pairs = [(pool, _own(pool, "paper")) for pool in record.pools]
+            shown = [NONE if own is None else f"{own.regime} [{pool.rows}]" for pool, own in pairs]
             rows.append(["", f"ours, {seed}", *shown])
     return table(head, rows)
 
@@ -129,5 +129,5 @@ def _cell(pool: PoolResult, name: str) -> str:
 
 def by_size(record: Record, name: str) -> list[tuple[int, float]]:
     """(rows, test agreement) of one fit over the pools, for the picture."""
-    found = [(pool.rows, _own(pool, name)) for pool in record.pools]
-    return [(rows, own.measured.agreement_test) for rows, own in found if own is not None]
+    pairs = [(pool.rows, _own(pool, name)) for pool in record.pools]
+    return [(rows, own.measured.agreement_test) for rows, own in pairs if own is not None]
