@@ -4,6 +4,7 @@
 
 A thief asks a random quadratic model of five features (21 monomials). Random questions: the separating surface of
 largest margin, by linear programming. Bisection: points on the boundary, then the null space of their monomials.
+Copies: a thief who gets logits for rows of the calibration set takes the smallest quadratic that agrees with them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import quad4fhe
 from machine import describe
 from quad4fhe import MLP
 from quad4fhe.layouts.lift.decisions import SPREAD
+from quad4fhe.mlp import decide
 
 Floats = NDArray[np.float64]
 FEATURES, FRESH = 5, 100_000
@@ -104,6 +106,19 @@ def told(scores: Floats) -> float:
     return float(-(mixed * np.log2(mixed)).sum() - np.log2(width))
 
 
+def copies(fit: quad4fhe.Fit, pool: Floats, test: Floats, count: int) -> float:
+    """The share of test decisions that a copy learned from answers about `count` rows of the pool has; mean of 20."""
+    shares = []
+    for draw in range(20):
+        asked = pool[np.random.default_rng(draw).choice(len(pool), count, replace=False)]
+        scale = asked.shape[1]
+        kernel = (1 + asked @ asked.T / scale) ** 2
+        ridge = 1e-13 * np.trace(kernel) / count * np.eye(count)
+        weights = np.linalg.solve(kernel + ridge, fit.model.logits(asked))
+        shares.append(np.mean(decide((1 + test @ asked.T / scale) ** 2 @ weights) == fit.model.decide(test)))
+    return float(np.mean(shares))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -124,11 +139,13 @@ def main() -> None:
                 "disagreement": float(np.median([r[1] for r in runs])),
             }
         )
-    out["told_bits"] = {}
-    for name in ("breast_cancer", "diabetes"):
+    out["told_bits"], out["copies"] = {}, {}
+    for name in ("breast_cancer", "diabetes", "shuttle", "otto"):
         z = np.load(given.data / "models" / f"{name}.npz")
         fit = quad4fhe.fit(MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"].astype(np.float64), family="shared")
-        logits = fit.model.logits(z["X_test"].astype(np.float64))
+        X, test = z["X_cal"].astype(np.float64), z["X_test"].astype(np.float64)
+        out["copies"][name] = {n: copies(fit, X, test, n) for n in (50, 100, 200, 400)}
+        logits = fit.model.logits(test)
         if logits.shape[1] <= 2:
             out["told_bits"][name] = told(logits[:, 0] if logits.shape[1] == 1 else logits[:, 0] - logits[:, 1])
     print(json.dumps(out, indent=1))

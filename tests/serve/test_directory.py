@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from quad4fhe import plan
+from quad4fhe import Fit, plan
 from quad4fhe.cli import main
 from quad4fhe.errors import InputError
 from quad4fhe.he.keys import generate, load, plan_words, save
@@ -132,10 +132,10 @@ def test_bad_names_are_one_line(
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(fits: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with keys for a model that the server does not have, and for another plan of one that it has."""
     monkeypatch.chdir(tmp_path)
-    stranger, known = small_fit(2, 4, 2, seed=7), small_fit(2, 4, 2, seed=1)
+    stranger, known = small_fit(2, 4, 2, seed=7), Fit.load(fits[1])
     save(generate(plan(stranger, samples=9, layout="batch", precision="fast")), "stranger.key")
     save(generate(plan(known, samples=9, layout="batch", precision="fast", widen=3.0)), "stale.key")
     np.save("x.npy", inside(known, 3) / 8)

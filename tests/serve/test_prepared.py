@@ -214,7 +214,7 @@ def test_after_a_restart_every_question_is_answered_once_and_counted_once(
     left = 86_400 - time.time() % 86_400  # until midnight, when everyone has new answers
     if left < 120:
         time.sleep(left + 1)
-    with RunningServer(*arguments, "--workers", "1", "--questions-per-day", "6") as restarted:
+    with RunningServer(*arguments, "--workers", "1", "--numbers-per-day", "18") as restarted:
         with remote(restarted, key, parts) as asked:
             found = asked.predict(X)
             assert (found.decisions == fit.model.decide(X)).all()

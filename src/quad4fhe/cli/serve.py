@@ -69,9 +69,11 @@ def serve_command(
     max_prepared: Annotated[
         int, typer.Option(help="Replies prepared for each token or address (layout lift); 0: none.", min=0)
     ] = 1024,
-    questions_per_day: Annotated[
+    numbers_per_day: Annotated[
         int | None,
-        typer.Option(help="Answers for each token and day (UTC); each sample of a request counts.", min=1),
+        typer.Option(
+            help="Numbers that a token is told of a model each day (UTC): rows of a request x outputs.", min=1
+        ),
     ] = None,
     max_connections: Annotated[
         int, typer.Option(help="Open connections; at the limit, a new one replaces the oldest idle one.", min=1)
@@ -135,7 +137,7 @@ def serve_command(
         deadline=deadline,
         keys=max_keys,
         prepared=max_prepared,
-        questions_per_day=questions_per_day,
+        numbers_per_day=numbers_per_day,
         memory=None if worker_memory is None else worker_memory * 2**20,
         connections=max_connections,
         per_address=per_address,

@@ -41,7 +41,7 @@ from quad4fhe.serve.openapi import describe_api
 from quad4fhe.serve.page import FromDisk, check_features
 from quad4fhe.serve.page import routes as page_routes
 from quad4fhe.serve.pool import DeadlineError, ServerPool
-from quad4fhe.serve.quota import Quota
+from quad4fhe.serve.quota import Quota, told
 from quad4fhe.serve.receive import OCTETS, UNKNOWN_PLAN, Upload, announced
 from quad4fhe.serve.spool import Spool, taken
 from quad4fhe.serve.worker import ModelFiles, Setup, Task, TaskResult
@@ -59,8 +59,8 @@ class Limits:
 
     The number of requests in progress (`workers`) and waiting (`queue`), the seconds for each, the number of clients
     whose keys are kept, the bytes of memory of each worker (None for what the plans can need, 0 for no limit), the
-    number of open connections in total and per address, the answers a day for each token (None for no limit), and the
-    number of prepared replies for each token or address (0: the server prepares none).
+    number of open connections in total and per address, the numbers that a token is told of a model each day (None for
+    no limit), and the number of prepared replies for each token or address (0: the server prepares none).
     """
 
     workers: int = 2
@@ -70,7 +70,7 @@ class Limits:
     memory: int | None = None
     connections: int = 512
     per_address: int = 64
-    questions_per_day: int | None = None
+    numbers_per_day: int | None = None
     prepared: int = PER_OWNER
 
     def __post_init__(self) -> None:
@@ -122,9 +122,15 @@ class Service:
         self._uploading: set[tuple[bytes, bytes]] = set()
         self.metrics = Metrics()
         check_features(any(one.fit.mlp.feature_part for one in models), page, page_from_disk, onnxruntime)
-        if limits.questions_per_day is not None and not tokens:
-            raise InputError("questions per day are counted by token: give the clients tokens (--token-file)")
-        self._quota = Quota(limits.questions_per_day)
+        if limits.numbers_per_day is not None and not tokens:
+            raise InputError("numbers per day are counted by token: give the clients tokens (--token-file)")
+        most = max((told(plan) for one in models for plan in one.plans), default=0)
+        if limits.numbers_per_day is not None and limits.numbers_per_day < most:
+            raise InputError(
+                f"--numbers-per-day {limits.numbers_per_day} allows no request: one reply tells up to {most} numbers "
+                f"(rows times outputs); give {most} or more, or offer single rows alone with --layout lift"
+            )
+        self._quota = Quota(limits.numbers_per_day)
         self.spool: Spool
         self.pool: ServerPool
         self.keys: KeyCache[Path] = KeyCache(limits.keys, _remove)
@@ -219,7 +225,7 @@ class Service:
             raise HTTPException(410, SPENT)
         async with self._place(request) as (place, deadline):
             with contextlib.ExitStack() as unanswered:
-                count = partial(self._count, owner, upload.plan.per_request, unanswered)
+                count = partial(self._count, (owner, upload.plan.model_id), told(upload.plan), unanswered)
                 if fresh:
                     count()
                 kept = partial(self._take, owner, upload.identity, count)
@@ -253,13 +259,14 @@ class Service:
             raise HTTPException(404, "no evaluation keys of this name: PUT them, then ask again", KEYLESS)
         return keys
 
-    def _count(self, owner: Hashable, questions: int, unanswered: contextlib.ExitStack) -> None:
-        """Count questions, unless they stay unanswered; reject them if the sender may ask no more."""
-        wait = self._quota.take(owner, questions)
+    def _count(self, owner: Hashable, numbers: int, unanswered: contextlib.ExitStack) -> None:
+        """Count numbers, unless they are not told; reject the request if its sender may be told no more."""
+        wait = self._quota.take(owner, numbers)
         if wait is not None:
-            why = f"this token may ask {self.limits.questions_per_day} questions a day; come back tomorrow (UTC)"
+            most = self.limits.numbers_per_day
+            why = f"this token is told {most} numbers of this model a day; come back tomorrow (UTC)"
             raise HTTPException(429, why, {"Retry-After": str(wait)})
-        unanswered.callback(self._quota.give_back, owner, questions, self._quota.day)
+        unanswered.callback(self._quota.give_back, owner, numbers, self._quota.day)
 
     def _take(self, owner: Hashable, identity: container.Identity, count: Callable[[], None]) -> bytes:
         """Take out what was prepared for a request, once a worker is free; of several requests one gets it."""

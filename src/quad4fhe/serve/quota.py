@@ -1,15 +1,25 @@
-"""Limits the answers per token and day, to slow down clients that try to copy the model."""
+"""Limits how many numbers a token is told of a model each day, to slow down clients that copy it.
+
+Every number told is an equation about the model, so numbers are counted, not requests.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
 
+from quad4fhe.planning.plan import Plan
+
 _DAY = 86_400
 
 
+def told(plan: Plan) -> int:
+    """How many numbers a reply tells: every output of every row that the request has room for."""
+    return plan.per_request * plan.shape.outputs
+
+
 class Quota:
-    """Answers by owner and day (UTC), at most `limit` each; None for no limit. Counts start again with the server."""
+    """Numbers by owner and day (UTC), at most `limit` each; None for no limit. Counts start again with the server."""
 
     def __init__(self, limit: int | None, clock: Callable[[], float] = time.time) -> None:
         self._limit, self._clock = limit, clock
@@ -17,7 +27,7 @@ class Quota:
         self._used: dict[Hashable, int] = {}
 
     def take(self, owner: Hashable, count: int) -> int | None:
-        """Count answers before they are computed; returns None, or the seconds to wait if the limit is reached."""
+        """Count numbers before they are computed; returns None, or the seconds to wait if the limit is reached."""
         if self._limit is None:
             return None
         now = int(self._clock())
@@ -31,6 +41,6 @@ class Quota:
         return None
 
     def give_back(self, owner: Hashable, count: int, day: int) -> None:
-        """Do not count answers of this day that were not given after all."""
+        """Do not count numbers of this day that were not told after all."""
         if day == self.day and owner in self._used:
             self._used[owner] = max(0, self._used[owner] - count)
