@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from compact import write
 from machine import describe
 from quad4fhe import MLP, fit, verify
 
@@ -99,7 +100,7 @@ def main() -> None:
             for activation in LAYERS:
                 if (name, activation, seed) not in done:
                     document["results"].append(measure(name, activation, seed))
-                    options.out.write_text(json.dumps(document, indent=1) + "\n")
+                    write(options.out, document)
                     last = document["results"][-1]
                     print(name, activation, seed, last["shared"]["test"], last["unitwise"]["test"], flush=True)
 

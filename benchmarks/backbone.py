@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from compact import write
 from machine import describe
 from quad4fhe import MLP, Remote, fit, verify
 from quad4fhe.he import keys
@@ -233,7 +234,7 @@ def main() -> None:
         made.save(Path(folder) / "fit.safetensors")
         document["http"] = over_http(Path(folder) / "fit.safetensors", made, X_test)
     print(document["http"], flush=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, document)
 
 
 if __name__ == "__main__":

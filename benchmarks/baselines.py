@@ -1,4 +1,4 @@
-"""Every baseline on the five trained models, beside the published figures: docs/baselines.md and a JSON file.
+"""Every baseline on the five trained models, beside the published figures: docs/baselines.md.
 
 Run `python benchmarks/baselines.py`; the data folder comes from QUAD4FHE_DATA, as for the tests. Only agreements,
 errors and depths are written: nothing in them depends on the machine.
@@ -7,9 +7,7 @@ errors and depths are written: nothing in them depends on the machine.
 from __future__ import annotations
 
 import csv
-import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,15 +95,13 @@ def precise_table() -> Iterator[str]:
 
 
 def main() -> None:
-    """Measure, write the JSON file and the figures of the page."""
+    """Measure, and write the figures of the page."""
     rows = published()
     results = {name: run(name) for name in DATASETS}
     text = [line for name, result in results.items() for line in model_table(name, result, rows)]
     text += precise_table()
     before, rest = PAGE.read_text().split(START)
     PAGE.write_text(f"{before}{START}\n\n" + "\n".join(text) + "\n" + END + rest.split(END)[1])
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "benchmarks" / "baselines.json"
-    target.write_text(json.dumps({name: result.to_dict() for name, result in results.items()}, indent=2) + "\n")
     print("\n".join(text))
 
 

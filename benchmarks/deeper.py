@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from compact import write
 from machine import describe
 from quad4fhe import MLP, Fit, fit, plan, verify
 from quad4fhe.he.predict import predict_encrypted
@@ -139,7 +140,7 @@ def main() -> None:
             print(document["results"][-1], flush=True)
     document["encrypted"].append(encrypted("mnist", "head", options.work))
     print(document["encrypted"][-1], flush=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, document)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from compact import write
 from machine import describe
 from quad4fhe import MLP, Client, Server, fit, plan
 from quad4fhe.fitting.degrees import fitting as degrees_fitting
@@ -201,9 +202,8 @@ def main() -> None:
             subject = load(name, options.folder)
             document["machine"] = describe("seal-python")
             case = measure(name, subject, method, degree, options.seed, options.samples)
-            case["commit"] = document["machine"]["commit"]
             document["results"].append(case)
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
+            write(options.out, document)
             print(case, flush=True)
     table(document["results"])
     trainings(document["results"])

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from compact import write
 from degrees import load
 from machine import describe
 from quad4fhe import MLP, Client, Fit, Server, fit, plan
@@ -162,7 +163,7 @@ def main() -> None:
             for case, run in runs.items()
         ],
     }
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, document)
     print(json.dumps(document, indent=1))
 
 

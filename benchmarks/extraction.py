@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 import quad4fhe
+from compact import write
 from machine import describe
 from quad4fhe import MLP
 from quad4fhe.layouts.lift.decisions import SPREAD
@@ -150,7 +151,7 @@ def main() -> None:
             out["told_bits"][name] = told(logits[:, 0] if logits.shape[1] == 1 else logits[:, 0] - logits[:, 1])
     print(json.dumps(out, indent=1))
     if given.out is not None:
-        given.out.write_text(json.dumps(out, indent=1) + "\n")
+        write(given.out, out)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ Models are read from the data folder or from --folder, as .npz with W1, b1, W2, 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from compact import write
 from degrees import DATA, load
 from machine import describe
 from quad4fhe import Fit, fit, verify
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--degrees", nargs="+", type=int, default=[2, 3, 4])
     options = parser.parse_args()
     results = [measure(name, degree, options.folder) for name in options.models for degree in options.degrees]
-    options.out.write_text(json.dumps({"machine": describe(), "results": results}, indent=1) + "\n")
+    write(options.out, {"machine": describe(), "results": results})
     print("| model | degree | regime | lost, calibration | lost, test | impossible, rows |")
     print("|---|---|---|---|---|---|")
     for r in results:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import quad4fhe
+from compact import write
 from machine import describe
 from quad4fhe import MLP, Plan, QuadraticModel
 from quad4fhe.he import container
@@ -448,7 +449,7 @@ def main() -> None:
         before = json.loads(given.out.read_text()) if given.out.exists() else {}
         for name, rows in found.items():
             before[name] = rows if isinstance(rows, dict) or name == "planner" else merged(before.get(name, []), rows)
-        given.out.write_text(json.dumps(before, indent=1) + "\n")
+        write(given.out, before)
 
 
 def merged(before: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from compact import write
 from machine import describe
 from peer_networks import networks
 from peer_ours import measure
@@ -160,7 +161,7 @@ def main() -> None:
             stay = [row for row in before if (row["peer"], row["form"]) not in made]
             document["networks"][name] = facts | {"results": [*stay, *made.values()]}
             document["machine"] = describe("seal-python", "numba")
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
+            write(options.out, document)
 
 
 def known(path: Path | None) -> dict[str, Any]:

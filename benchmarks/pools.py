@@ -15,11 +15,11 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ[_name] = "1"  # before numpy and torch: the same arithmetic as in the reproduction
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 
+from compact import write
 from machine import describe
 from quad4fhe import fit
 from quad4fhe_reproduce.prepare import prepare
@@ -50,7 +50,7 @@ def main() -> None:
             rows.append({"set": name, "rows": size, "hard": hard, "draws": options.draws})
             print(f"{name}, {size} rows: hard in {hard} of {options.draws} random pools", flush=True)
     if options.out is not None:
-        options.out.write_text(json.dumps({"machine": describe(), "pools": rows}, indent=2) + "\n")
+        write(options.out, {"machine": describe(), "pools": rows})
 
 
 if __name__ == "__main__":

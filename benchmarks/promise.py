@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from compact import write
 from machine import describe
 from quad4fhe import MLP, Fit, fit
 from quad4fhe.fitting.families.features import stratified_rows
@@ -260,7 +261,7 @@ def main() -> None:
         if options.part == "reliable":
             result = merged(document.get(key, {}), result)
         document = {"machine": describe(), **{k: v for k, v in document.items() if k != "machine"}, key: result}
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        write(options.out, document)
         print(json.dumps({key: result}), flush=True)
 
 

@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import hashlib
 import io
-import json
 import shutil
 import statistics
 import tempfile
@@ -35,6 +34,7 @@ from typing import Any
 import numpy as np
 
 import scale_work
+from compact import write
 from machine import describe
 from quad4fhe import plan as make_plan
 from quad4fhe.folders import score, worker, write_requests
@@ -170,7 +170,6 @@ def main() -> None:
                     series[f"{name} empty_task_seconds"].append(task_seconds(pool, [0] * EMPTY_TASKS))
                     series[f"{name} bytes_task_seconds"].append(task_seconds(pool, [data] * BYTES_TASKS))
         result["worker_bytes"] = {name: max(peak_memory(kept_pools[name, 2].pids)) for name in options.pools}
-    result["series"] = series
     result["median"] = m = {key: statistics.median(values) for key, values in series.items()}
     for key in (f"{name} {payload}" for name in options.pools for payload in options.payloads):
         m[f"{key} efficiency"] = m[f"{key} per_second_2"] / (2 * m[f"{key} per_second_1"])
@@ -178,7 +177,7 @@ def main() -> None:
         m[f"{key} share"] = m[f"{key} efficiency"] / m[f"{key} machine"]
     report(result, options)
     if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        write(options.out, result)
 
 
 def start_ray(stack: contextlib.ExitStack) -> None:

@@ -34,6 +34,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from compact import write
 from machine import describe
 from quad4fhe import MLP, Fit, Plan, fit
 from quad4fhe.he import container
@@ -204,7 +205,7 @@ def main() -> None:
             assert process.stdout is not None
             process.stdout.close()
     if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        write(options.out, result)
 
 
 if __name__ == "__main__":

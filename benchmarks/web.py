@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compact import write
 from machine import describe
 from quad4fhe import MLP, Fit, Plan, fit, plan
 from quad4fhe.he.session import connect
@@ -117,10 +118,10 @@ def main() -> None:
     begun = time.perf_counter()
     found = measure(arguments.data, arguments.rows, arguments.starts, arguments.questions)
     result = {"machine": describe(), **found, "seconds": round(time.perf_counter() - begun)}
-    text = json.dumps(result, indent=2) + "\n"
-    print(text)
+    print(json.dumps(result, indent=2))
     if arguments.out is not None:
-        arguments.out.write_text(text)
+        result["question"].pop("heaps")
+        write(arguments.out, result)
 
 
 if __name__ == "__main__":

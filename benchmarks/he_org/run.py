@@ -29,6 +29,7 @@ from sizes import COUNTS, NETWORKS, Size
 from stages import STAGES, WITHOUT_SIZE
 from training import mnist
 
+from compact import write
 from machine import describe
 from quad4fhe import Fit
 
@@ -155,7 +156,7 @@ def main() -> None:
                 entry["sizes"][list(COUNTS)[number]] = play(number, root, X, y, fitted, options.seed, options.repeats)
             document["networks"][network] = entry
     if out:
-        out.write_text(json.dumps(document, indent=1) + "\n")
+        write(out, document)
 
 
 if __name__ == "__main__":
