@@ -11,10 +11,10 @@ const RANDOM = new Set(["Bernoulli", "Multinomial", "RandomNormal", "RandomNorma
 const DOMAINS = new Set(["", "ai.onnx", "ai.onnx.ml", "com.microsoft"]);
 
 // Numbers of fields in ONNX's messages (onnx.proto).
-const MODEL = { graph: 7, functions: 25 };
-const GRAPH = { node: 1, initializer: 5 };
+const MODEL = { graph: 7, training: 20, functions: 25 };
+const GRAPH = { node: 1, initializer: 5, sparse: 15 };
 const NODE = { operation: 4, attribute: 5, domain: 7 };
-const ATTRIBUTE = { graph: 6, graphs: 11, type: 20 };
+const ATTRIBUTE = { tensor: 5, graph: 6, tensors: 10, graphs: 11, type: 20, sparse: 22, sparses: 23 };
 const GRAPH_TYPES: readonly unknown[] = [5n, 10n];
 const TENSOR = { external: 13, location: 14 };
 
@@ -23,11 +23,13 @@ export function checkGraph(bytes: Uint8Array): void {
   let graphs = 0;
   for (const [field, model] of fields(bytes)) {
     if (field === MODEL.functions) refuse("defines functions of its own");
+    if (field === MODEL.training) refuse("holds a training graph");
     if (field !== MODEL.graph) continue;
     graphs++;
     for (const [part, value] of fields(message(model))) {
       if (part === GRAPH.node) checkNode(message(value));
       if (part === GRAPH.initializer) checkTensor(message(value));
+      if (part === GRAPH.sparse) checkSparse(message(value));
     }
   }
   if (graphs === 0) refuse("is no ONNX graph");
@@ -42,6 +44,8 @@ function checkNode(node: Uint8Array): void {
     for (const [part, inner] of fields(message(value))) {
       const isGraph = part === ATTRIBUTE.graph || part === ATTRIBUTE.graphs || (part === ATTRIBUTE.type && GRAPH_TYPES.includes(inner));
       if (isGraph) refuse("has an operation that runs a subgraph");
+      if (part === ATTRIBUTE.tensor || part === ATTRIBUTE.tensors) checkTensor(message(inner));
+      if (part === ATTRIBUTE.sparse || part === ATTRIBUTE.sparses) checkSparse(message(inner));
     }
   }
 }
@@ -49,6 +53,13 @@ function checkNode(node: Uint8Array): void {
 function checkTensor(tensor: Uint8Array): void {
   for (const [field, value] of fields(tensor)) {
     if (field === TENSOR.external || (field === TENSOR.location && value !== 0n)) refuse("reads its weights from another file");
+  }
+}
+
+/** A sparse tensor has two fields, both tensors: values and indices. */
+function checkSparse(sparse: Uint8Array): void {
+  for (const [field, value] of fields(sparse)) {
+    if (field === 1 || field === 2) checkTensor(message(value));
   }
 }
 

@@ -4,6 +4,7 @@ import { test } from "node:test";
 
 import { AskError } from "../src/errors.ts";
 import { checkGraph } from "../src/graph.ts";
+import { Caller } from "../src/page/caller.ts";
 
 function varint(value: number): number[] {
   return value < 128 ? [value] : [(value % 128) + 128, ...varint(Math.floor(value / 128))];
@@ -38,6 +39,11 @@ test("subgraphs, random numbers, other domains, own functions and other files ar
     [[...model(node("Relu")), ...field(25, field(1, "mine"))], /functions of its own/],
     [model(field(5, whole(14, 1))), /another file/],
     [model(field(5, field(13, field(1, "location")))), /another file/],
+    [model(field(15, field(1, whole(14, 1)))), /another file/], // the values of a sparse initializer
+    [model(field(15, field(2, whole(14, 1)))), /another file/], // its indices
+    ...[5, 10].map((place): [readonly number[], RegExp] => [model(node("Constant", field(5, field(place, whole(14, 1))))), /another file/]),
+    ...[22, 23].map((place): [readonly number[], RegExp] => [model(node("Constant", field(5, field(place, field(1, whole(14, 1)))))), /another file/]),
+    [[...model(node("Relu")), ...field(20, field(1, "x"))], /training graph/],
     [[...model(node("Relu")), ...field(7, node("Scan"))], /operation Scan/], // a second graph is merged with the first
   ];
   for (const [bytes, wanted] of cases) assert.throws(() => check(bytes), (error: Error) => error instanceof AskError && wanted.test(error.message), String(wanted));
@@ -47,4 +53,12 @@ test("what is no graph is refused, and never read beyond its end", () => {
   for (const bytes of [[], [1], [255, 255], field(7, [10, 200]), whole(7, 1), [8 * 7 + 3], [8 * 7 + 2, 128], Array(20).fill(255)]) {
     assert.throws(() => check(bytes), /is no ONNX graph; nothing was sent$/);
   }
+});
+
+test("a feature part that takes too long is ended with its worker", async () => {
+  const worker = { ended: false, postMessage: () => {}, terminate: () => { worker.ended = true; } };
+  const caller = new Caller<string>(worker as unknown as Worker);
+  await assert.rejects(caller.ask("run", [], 0.01), /needed more than 0.01 seconds and was ended/);
+  assert.equal(worker.ended, true);
+  await assert.rejects(caller.ask("run"), /was ended/);
 });

@@ -25,20 +25,24 @@ export class Caller<Task> {
     return this.#ended;
   }
 
-  ask(task: Task, moved: Transferable[] = []): Promise<unknown> {
+  /** Give the worker a task; it is ended if it needs more seconds than `limit`. */
+  ask(task: Task, moved: Transferable[] = [], limit = Infinity): Promise<unknown> {
     const number = ++this.#number;
-    return new Promise((resolve, reject) => {
+    const answer = new Promise((resolve, reject) => {
       if (this.#ended) throw new AskError("the worker of this page was ended; load the page again");
       this.#waiting.set(number, { resolve, reject });
       this.#worker.postMessage({ number, task }, moved);
     });
+    if (limit === Infinity) return answer;
+    const late = setTimeout(() => this.#end(`needed more than ${limit} seconds`), 1000 * limit);
+    return answer.finally(() => clearTimeout(late));
   }
 
-  #end(): void {
+  #end(reason = "failed"): void {
     this.#worker.terminate();
     this.#ended = true;
     for (const { reject } of this.#waiting.values()) {
-      reject(new AskError("a worker of this page failed and was ended; load the page again"));
+      reject(new AskError(`a worker of this page ${reason} and was ended; load the page again`));
     }
     this.#waiting.clear();
   }

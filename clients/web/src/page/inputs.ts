@@ -7,6 +7,9 @@ import type { Plan } from "../plan.ts";
 import { Caller } from "./caller.ts";
 import type { Place } from "./place.ts";
 
+/** Seconds that the graph of a feature part, which the server chose, may take to start, and for each question and row. */
+const LIMITS = { start: 60, question: 30, row: 2 };
+
 /** A field of the form; the range is that of a feature, and raw inputs have none. */
 export interface Field {
   readonly label: string;
@@ -40,7 +43,7 @@ async function ofPart(server: Connection, place: Place): Promise<Inputs> {
   }
   const [graph, wasm] = await Promise.all([server.featurePart(), place.features.wasm()]);
   const caller = new Caller<FeatureTask>(place.features.worker());
-  const raw = (await caller.ask({ kind: "start", wasm, graph }, [wasm, graph.buffer])) as readonly RawInput[];
+  const raw = (await caller.ask({ kind: "start", wasm, graph }, [wasm, graph.buffer], LIMITS.start)) as readonly RawInput[];
   const names = raw.flatMap(({ name, sides }) => {
     const width = sides.reduce((product, side) => product * side, 1);
     return width === 1 ? [name] : Array.from({ length: width }, (_, i) => `${name} ${i + 1}`);
@@ -49,6 +52,9 @@ async function ofPart(server: Connection, place: Place): Promise<Inputs> {
   return {
     columns: { names, count: names.length, text },
     fields: names.map((label) => ({ label, range: null })),
-    features: async ({ rows }) => (await caller.ask({ kind: "run", rows })) as Float64Array[],
+    features: async ({ rows }) => {
+      const limit = LIMITS.question + LIMITS.row * rows.length;
+      return (await caller.ask({ kind: "run", rows }, [], limit)) as Float64Array[];
+    },
   };
 }
