@@ -12,7 +12,7 @@ from typing import Any
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.io.files import one_line
 
-MOST_FIELDS = 2**21
+MOST_FIELDS = 2**19
 """Fields of the largest graph that is read; a protobuf of 2 MB could fill gigabytes of memory."""
 _DEEPEST = 20  # messages inside each other
 _SUBGRAPHS = frozenset(("If", "Loop", "Scan", "SequenceMap"))
@@ -28,7 +28,7 @@ _REFUSED = {
     ("ModelProto", "functions"): "the feature part defines functions of its own; export it with inlined functions",
     ("ModelProto", "training_info"): "the feature part holds a training graph; export it for inference",
 }
-_DAMAGED = InputError("the feature part is no ONNX graph: its bytes are cut short; export the model again")
+_DAMAGED = "the feature part is no ONNX graph: its bytes are cut short or damaged; export the model again"
 
 
 def check_graph(graph: bytes) -> None:
@@ -115,7 +115,7 @@ def _check_fields(data: memoryview, root: Any) -> None:
                 raise InputError(reason)
             if field.message_type is not None:
                 if not isinstance(value, memoryview):
-                    raise _DAMAGED
+                    raise InputError(_DAMAGED)
                 waiting.append((value, field.message_type, depth + 1))
 
 
@@ -123,29 +123,33 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """The fields of one message in protobuf's wire format: their numbers and values, fixed-width ones as bytes."""
     at, end = 0, len(data)
     while at < end:
-        key, at = _varint(data, at)
+        key, at = _varint(data, at, end)
         kind = key & 7
         if kind == 0:
-            value, at = _varint(data, at)
+            value, at = _varint(data, at, end)
             yield key >> 3, value
             continue
         if kind == 2:
-            length, at = _varint(data, at)
+            length, at = _varint(data, at, end)
         elif kind in (1, 5):
             length = 8 if kind == 1 else 4
         else:  # groups, which ONNX does not use
-            raise _DAMAGED
+            raise InputError(_DAMAGED)
         if at + length > end:
-            raise _DAMAGED
+            raise InputError(_DAMAGED)
         yield key >> 3, data[at : at + length]
         at += length
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
     """A number of up to ten bytes, and where it ends."""
     value = 0
-    for place, byte in enumerate(data[at : at + 10]):
-        value |= (byte & 127) << 7 * place
+    for place in range(10):
+        if at >= end:
+            break
+        byte = data[at]
+        at += 1
         if byte < 128:
-            return value, at + place + 1
-    raise _DAMAGED
+            return value | byte << 7 * place, at
+        value |= (byte & 127) << 7 * place
+    raise InputError(_DAMAGED)

@@ -104,12 +104,22 @@ def run(session: Any, feed: dict[str, Any], *, by_row: bool) -> Array:
 
     first = [session.get_outputs()[0].name]
     n = len(next(iter(feed.values()), ()))
-    if not by_row:
+    if by_row:
+        return _each(session, first, feed, n)
+    try:
+        return np.asarray(session.run(first, feed)[0], dtype=np.float64)
+    except Exception as error:
+        if n < 2:
+            raise
         try:
-            return np.asarray(session.run(first, feed)[0], dtype=np.float64)
+            return _each(session, first, feed, n)
         except Exception:
-            if n < 2:
-                raise
+            raise error from None  # says more
+
+
+def _each(session: Any, first: list[str], feed: dict[str, Any], n: int) -> Array:
+    import numpy as np
+
     rows = (session.run(first, {name: each[i : i + 1] for name, each in feed.items()})[0] for i in range(n))
     return np.concatenate([np.asarray(row, dtype=np.float64).reshape(1, -1) for row in rows])
 
@@ -192,8 +202,8 @@ def limit_time(seconds: int) -> None:
     """End this process if it uses more seconds of processor time from now on; a later call replaces the limit."""
     if resource is None:
         return
-    used = math.ceil(time.process_time())
-    resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    end, most = math.ceil(time.process_time()) + seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (end if most == resource.RLIM_INFINITY else min(end, most), most))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------

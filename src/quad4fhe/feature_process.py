@@ -172,7 +172,7 @@ class _Child:
             self._process.wait(0.5)
         code = self._process.poll()
         self._end()
-        if code is not None and -code in (signal.SIGKILL, getattr(signal, "SIGXCPU", None)):
+        if code is not None and -code in [getattr(signal, name, None) for name in ("SIGKILL", "SIGXCPU")]:
             return (
                 f"it may use {seconds} seconds of processor time here and {_memory() / 2**30:.1f} GiB of memory, and "
                 "needed more; use a smaller one"
