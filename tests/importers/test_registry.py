@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from quad4fhe import MLP, InputError
 from quad4fhe.exporters import EXPORTERS, Exporter, Options, Origin, export, read
-from quad4fhe.importers import IMPORTERS, Importer, load
+from quad4fhe.importers import IMPORTERS, Importer
 from quad4fhe.io.formats import suffixes
 from quad4fhe.polynomial import QuadraticModel
 
@@ -46,24 +45,6 @@ def test_a_toy_importer_reads_its_files_and_objects(tmp_path: Path) -> None:
         assert MLP.load(Net()).sha256 == MODEL.sha256
         with pytest.raises(InputError, match=r"\.pth, \.toy"):
             MLP.load(tmp_path / "model.h5")
-
-
-def test_importers_of_other_packages_are_found_by_their_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-
-    def entry_points(group: str) -> list[EntryPoint]:
-        looked.append(group)
-        return [EntryPoint("elsewhere", "quad4fhe.importers.arrays:IMPORTER", group)]
-
-    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
-    monkeypatch.setattr(IMPORTERS, "_places", dict(IMPORTERS._places))
-    with pytest.raises(InputError, match="no such file"):
-        load("model.npz")
-    assert looked == []
-    with pytest.raises(InputError, match="wanted"):
-        load("model.h5")
-    assert looked == ["quad4fhe.importers"]
-    assert "elsewhere" in IMPORTERS
 
 
 def test_every_importer_describes_itself() -> None:

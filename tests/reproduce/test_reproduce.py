@@ -77,7 +77,9 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     assert first.wait() == -signal.SIGKILL, "the first command ended before it could be killed"
     _wait_until_gone(workers)
     before = _finished(out)
-    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    second = subprocess.run(
+        [*command, "--workers=1"], env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
     assert second.returncode == 0, second.stderr
     return Trial(out, data, before, json.loads(second.stdout))
 

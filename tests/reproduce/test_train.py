@@ -70,7 +70,5 @@ def test_the_weights_kept_are_those_of_the_lowest_validation_loss() -> None:
 
 def test_a_missing_torch_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    with pytest.raises(
-        MissingExtraError, match=r"'torch', which is not installed: pip install 'quad4fhe-reproduce\[train\]'"
-    ):
+    with pytest.raises(MissingExtraError, match=r"'torch', which is not installed: pip install './reproduce\[train\]'"):
         require_packages()

@@ -7,4 +7,4 @@ from quad4fhe.errors import MissingExtraError
 
 def missing(package: str, purpose: str, extra: str = "train") -> MissingExtraError:
     """The error for a package that is not installed, with the command that adds it."""
-    return MissingExtraError(package, extra, purpose, "quad4fhe-reproduce")
+    return MissingExtraError(package, extra, purpose, "./reproduce")  # in a clone: the package is nowhere else

@@ -108,7 +108,6 @@ EXPORTERS: Registry[Exporter] = Registry(
         "torch": "quad4fhe.exporters.torch:EXPORTER",
         "arrays": "quad4fhe.exporters.arrays:EXPORTER",
     },
-    group="quad4fhe.exporters",
 )
 _DEFAULT = Options()
 

@@ -57,7 +57,6 @@ IMPORTERS: Registry[Importer] = Registry(
         "torch": "quad4fhe.importers.torch:IMPORTER",
         "sklearn": "quad4fhe.importers.sklearn:IMPORTER",
     },
-    group="quad4fhe.importers",
 )
 
 
@@ -97,11 +96,8 @@ def _accepted(entry: Importer, given: dict[str, Any]) -> dict[str, Any]:
 
 def _converted(source: Any, given: dict[str, Any]) -> MLP:
     packages = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
-    for look_further in (False, True):
-        if look_further:
-            IMPORTERS.discover()
-        for entry in IMPORTERS:
-            if entry.read_object is not None and packages & set(entry.packages):
-                return entry.read_object(source, **_accepted(entry, given))
+    for entry in IMPORTERS:
+        if entry.read_object is not None and packages & set(entry.packages):
+            return entry.read_object(source, **_accepted(entry, given))
     wanted = ", ".join(entry.words for entry in IMPORTERS)
     raise InputError(f"the model is a {type(source).__name__}, wanted a path or one of: {wanted}; export it to ONNX")

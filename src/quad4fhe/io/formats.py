@@ -26,16 +26,10 @@ def suffixes(formats: Registry[F]) -> list[str]:
 
 
 def format_of(path: str | Path, formats: Registry[F], what: str, fix: str) -> F:
-    """The format with the suffix of `path`; the InputError for another suffix says `what` was wanted and the `fix`.
-
-    Other packages are searched only if no built-in format has the suffix.
-    """
+    """The format with the suffix of `path`; the InputError for another suffix says `what` was wanted and the `fix`."""
     suffix = Path(path).suffix.lower()
-    for look_further in (False, True):
-        if look_further:
-            formats.discover()
-        for entry in formats:
-            if suffix and suffix in entry.suffixes:
-                return entry
+    for entry in formats:
+        if suffix and suffix in entry.suffixes:
+            return entry
     came = f"the suffix {suffix!r} is not one of {what}" if suffix else "the file name has no suffix"
     raise InputError(f"{path}: {came}, wanted {', '.join(suffixes(formats))}; {fix}")
