@@ -30,11 +30,11 @@ import numpy as np
 from compact import write
 from machine import describe
 from quad4fhe import MLP, Client, Server, fit, plan
-from quad4fhe.fitting.degrees import fitting as degrees_fitting
-from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
-from quad4fhe.fitting.families import learning
-from quad4fhe.fitting.families.basis import Basis
-from quad4fhe.fitting.families.selection import Judged, Selection, judged_rows
+from quad4fhe.fitting import ladder as degrees_fitting
+from quad4fhe.fitting import learning
+from quad4fhe.fitting.basis import Basis
+from quad4fhe.fitting.rounding import GRID, Units, rounded_units
+from quad4fhe.fitting.select import Judged, Selection, judged_rows
 from quad4fhe.mlp import decide
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.report.preactivations import preactivations

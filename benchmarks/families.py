@@ -21,7 +21,7 @@ import numpy as np
 from compact import write
 from machine import describe
 from quad4fhe import MLP, fit, plan, verify
-from quad4fhe.fitting.families.features import stratified_rows
+from quad4fhe.fitting.features import stratified_rows
 
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 CASES = (("otto", 1.0), ("shuttle", 1.0), ("diabetes", 1.0), ("sst5", 1.0), ("otto", 0.01), ("shuttle", 0.01))

@@ -27,7 +27,7 @@ import numpy as np
 from compact import write
 from machine import describe
 from quad4fhe import MLP, Fit, fit
-from quad4fhe.fitting.families.features import stratified_rows
+from quad4fhe.fitting.features import stratified_rows
 from quad4fhe.proof.guarantee import by_class, delta_of, lost_share_bound
 from quad4fhe.proof.reliable import best_power, curve, margins_of, norms_of, relative, walk
 

@@ -20,7 +20,6 @@ FLOORS = [
     {"activations", "feature_part", "feature_checks", "feature_process", "feature_child"},
     {"mlp", "deep", "raw", "importers"},
     {"polynomial", "regime", "_forecast", "exporters"},
-    {"calibration"},
     {"proof"},
     {"fitting"},
     {"planning"},

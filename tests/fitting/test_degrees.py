@@ -16,13 +16,12 @@ from quad4fhe import MLP, Fit, _forecast, fit, plan, verify
 from quad4fhe._arrays import Array
 from quad4fhe._progress import silent
 from quad4fhe.errors import CertificateError, InputError, TargetNotReachedError
-from quad4fhe.fitting.degrees.copies import Copies
-from quad4fhe.fitting.degrees.fitting import _Tried, fixed
-from quad4fhe.fitting.degrees.rounding import GRID, Units, rounded_units
-from quad4fhe.fitting.families.basis import Basis
-from quad4fhe.fitting.families.features import Pool
-from quad4fhe.fitting.families.selection import Judged, Selection
+from quad4fhe.fitting.basis import Basis
+from quad4fhe.fitting.features import Pool
 from quad4fhe.fitting.hulls import Apart, Meet, closest
+from quad4fhe.fitting.ladder import _Tried, fixed
+from quad4fhe.fitting.rounding import GRID, Copies, Units, rounded_units
+from quad4fhe.fitting.select import Judged, Selection
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.evidence import Evidence, check_evidence
 
@@ -152,7 +151,7 @@ def test_degree_two_is_what_it_was() -> None:
 
 
 def test_a_basis_of_some_rows_is_of_ordinary_size_at_the_outliers(monkeypatch) -> None:
-    monkeypatch.setattr("quad4fhe.fitting.families.selection._BASIS_ROWS", 500)
+    monkeypatch.setattr("quad4fhe.fitting.select._BASIS_ROWS", 500)
     mlp = network(units=8, outputs=3)
     X = np.random.default_rng(5).standard_normal((3000, 5))
     X[[7, 1234]] *= [[100.0], [-80.0]]

@@ -14,13 +14,11 @@ from scipy.optimize import minimize
 
 from quad4fhe import MLP, InputError, QuadraticModel, fit
 from quad4fhe._progress import silent
-from quad4fhe.fitting.families.basis import Basis
-from quad4fhe.fitting.families.distil import Divergence, distil
-from quad4fhe.fitting.families.features import FOLDS, ROWS, Pool, Standardised, stratified_folds, stratified_rows
-from quad4fhe.fitting.families.head import HeadProblem
-from quad4fhe.fitting.families.lbfgs import minimise
-from quad4fhe.fitting.families.selection import Selection, Setting
-from quad4fhe.fitting.families.unitwise import UnitwiseProblem, per_unit
+from quad4fhe.fitting.basis import Basis
+from quad4fhe.fitting.distil import Divergence, distil, minimise
+from quad4fhe.fitting.features import FOLDS, ROWS, Pool, Standardised, stratified_folds, stratified_rows
+from quad4fhe.fitting.select import Selection, Setting, per_unit
+from quad4fhe.fitting.subspaces import Subspace, subspace
 
 rng = np.random.default_rng(5)
 
@@ -110,15 +108,15 @@ def test_divergence_is_zero_at_the_logits_it_is_measured_from_and_positive_elsew
     assert Divergence(targets)(np.zeros((1, 3, 10), dtype=np.float32), slice(0, 10), weight)[0][0] > 0.01
 
 
-def _family(name: str, mlp: MLP, problems: int) -> HeadProblem | UnitwiseProblem:
+def _family(name: str, mlp: MLP, problems: int) -> Subspace:
     draw = np.random.default_rng(3).standard_normal
     size = 2 * mlp.units
     prior = np.hstack([mlp.W2, mlp.W2]) * draw((problems, 1, size))
     root = draw((size, size))
     constant = draw((problems, mlp.outputs))
     if name == "head":
-        return HeadProblem(prior, constant, root @ root.T / size)
-    return UnitwiseProblem(mlp, prior, constant, root @ root.T / size, 1.0)
+        return subspace("head", mlp, prior, constant, lambda: root @ root.T / size, 1.0)
+    return subspace("unitwise", mlp, prior, constant, lambda: root @ root.T / size, 1.0)
 
 
 @pytest.mark.parametrize("name", ["head", "unitwise"])
@@ -141,7 +139,7 @@ def test_parametrisations_gather_with_the_transpose_of_what_they_expand_by(name:
 def test_unitwise_accepts_moments_that_rounding_has_left_indefinite() -> None:
     mlp = small()
     moments = np.full((14, 14), 1.0) - 1e-7 * np.eye(14)
-    family = UnitwiseProblem(mlp, np.zeros((1, 3, 14)), np.zeros((1, 3)), moments, 1.0)
+    family = subspace("unitwise", mlp, np.zeros((1, 3, 14)), np.zeros((1, 3)), lambda: moments, 1.0)
     family.strengthen(1e-9)
     weights, _ = family.expand(rng.standard_normal((1, 17)))
     assert np.isfinite(weights).all()
@@ -167,7 +165,7 @@ def test_distilled_head_is_the_minimum_that_an_independent_solver_finds(outputs:
     mlp, X = small(outputs), np.random.default_rng(8).standard_normal((150, 4))
     features = of(mlp, X)
     prior, constant = np.zeros((1, outputs, 14)), np.zeros((1, outputs))
-    family = HeadProblem(prior, constant, features.moments())
+    family = subspace("head", mlp, prior, constant, features.moments, 1.0)
     family.strengthen(0.02)
     weight = np.full((1, 150), 1 / 150, dtype=np.float32)
     found, shift, _ = distil(
@@ -201,7 +199,7 @@ def test_a_problem_learns_from_the_rows_that_have_weight_in_it(scattered: bool) 
     def solve(used: NDArray[Any], weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         features = Standardised(mlp, X[used], 10**9, basis)
         start = np.zeros((len(weight), 3, basis.width)), np.zeros((len(weight), 3))
-        family = HeadProblem(*start, np.eye(basis.width))
+        family = subspace("head", mlp, *start, lambda: np.eye(basis.width), 1.0)
         family.strengthen(0.1)
         loss = Divergence(mlp.logits(X[used]).T)
         weights, constant, _ = distil(
@@ -300,8 +298,8 @@ def test_a_path_ends_where_a_weaker_prior_keeps_no_more() -> None:
 
 
 def test_one_fold_is_judged_on_all_rows_that_it_does_not_learn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quad4fhe.fitting.families.selection._WORK", 0.0)
-    monkeypatch.setattr("quad4fhe.fitting.families.selection.CV_ROWS", 2_000)
+    monkeypatch.setattr("quad4fhe.fitting.select._WORK", 0.0)
+    monkeypatch.setattr("quad4fhe.fitting.select.CV_ROWS", 2_000)
     mlp = small()
     for rows, judged in ((2_000, 400), (2_600, 1_040), (9_000, 2_400)):
         X = rng.standard_normal((rows, 4))

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from quad4fhe import MLP, CertificateError, Fit, InputError, TargetNotReachedError, fit, verify
 from quad4fhe.cli import main
 from quad4fhe.fitting.families import FAMILIES
-from quad4fhe.fitting.families.features import stratified_rows
-from quad4fhe.fitting.families.head import Head
+from quad4fhe.fitting.features import stratified_rows
 from quad4fhe.proof.families import RULES
 
 
@@ -206,29 +205,6 @@ def test_diabetes_keeps_995_permille_of_unseen_decisions(trained: Callable[[str]
     fitted = fit(diabetes.mlp, diabetes.X_cal, family="unitwise", X_test=diabetes.X_test)
     assert fitted.diagnostics.test is not None
     assert fitted.diagnostics.test.agreement >= 0.995
-
-
-class Toy(Head):
-    """A free head under another name."""
-
-    name = "toy"
-    replaced = "a toy in the place of the head"
-
-
-def test_a_family_is_one_object_and_its_rule(problem: tuple[MLP, Any], tmp_path: Path) -> None:
-    mlp, X = problem
-    with FAMILIES.added("toy", Toy()), RULES.added("toy", RULES.get("head")):
-        fitted = fit(mlp, X, family="toy")
-        fitted.save(tmp_path / "fit.safetensors")
-        again = Fit.load(tmp_path / "fit.safetensors")
-        assert verify(again, mlp, X).agreement == fitted.diagnostics.calibration.agreement
-        assert again.family == "toy"
-        assert "A toy in the place of the head keeps" in again._repr_html_()
-        assert [trial.family for trial in fitted.diagnostics.families] == ["shared", "toy"]
-    with pytest.raises(InputError, match="the family is 'toy', wanted 'shared', 'unitwise' or 'head'"):
-        Fit.load(tmp_path / "fit.safetensors")
-    with pytest.raises(InputError, match="family is 'toy', wanted one of 'shared', 'unitwise', 'head', 'auto'"):
-        fit(mlp, X, family="toy")
 
 
 def test_the_names_of_families_are_known_without_loading_numpy() -> None:

@@ -17,14 +17,13 @@ import pytest
 from numpy.typing import NDArray
 
 from quad4fhe import MLP, CertificateError, Fit, InputError, Rows, fit, verify
-from quad4fhe.calibration.scratch import Staged
-from quad4fhe.calibration.shards import Shards
 from quad4fhe.cli import main
-from quad4fhe.fitting import cascade
-from quad4fhe.fitting.families import learning
+from quad4fhe.fitting import cascade, learning
 from quad4fhe.io.rows import ArrayRows, FileRows, as_rows
 from quad4fhe.io.samples import rows_of
 from quad4fhe.workers import choose
+from quad4fhe.workers.scratch import Staged
+from quad4fhe.workers.shards import Shards
 from support import footprint
 from support.made_rows import Cubes
 

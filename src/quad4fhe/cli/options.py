@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quad4fhe.errors import InputError, Quad4FHEError
-from quad4fhe.fitting import degrees, families
+from quad4fhe.fitting import families
 from quad4fhe.he.secrecy import private_line
 from quad4fhe.io.files import opened, parsing
 from quad4fhe.layouts import LAYOUTS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quad4fhe.serve.client import Remote
 
 FAMILIES = (*families.FAMILIES.names(), families.AUTO)
-DEGREES = (*map(str, degrees.DEGREES), "auto")
+DEGREES = (*map(str, families.DEGREES), "auto")
 REGIMES = ("auto", "hard", "rch", "soft")
 PRECISIONS = ("strict", "fast")
 REPLIES = ("auto", "private", "logits", "decisions", "plain")

@@ -11,7 +11,6 @@ import numpy as np
 import scipy
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe.calibration.shards import Shard
 from quad4fhe.fitting.design import offsets, shard_block
 from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, Quantisation, Slack
 from quad4fhe.fitting.families import FAMILIES
@@ -22,6 +21,7 @@ from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.exact import shard_decisions
 from quad4fhe.proof.promise import Guarantee
+from quad4fhe.workers.shards import Shard
 
 _DECIMALS, _BITS = 17, 52  # beyond these a float64 of order one does not change
 _Four = tuple[float, float, float, float]

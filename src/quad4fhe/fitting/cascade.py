@@ -11,20 +11,18 @@ import numpy as np
 from quad4fhe._arrays import CHUNK_BYTES, IntArray
 from quad4fhe._progress import Progress, silent
 from quad4fhe._threads import one_thread
-from quad4fhe.calibration.shards import Shards, memory_bytes, pool_for
 from quad4fhe.deep import with_nearest_head
 from quad4fhe.errors import FitError, InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
 from quad4fhe.fitting.assembly import assemble
-from quad4fhe.fitting.degrees import DEGREES
-from quad4fhe.fitting.degrees.fitting import Ladder, chosen, fixed
 from quad4fhe.fitting.design import Design, refuse_empty, row_bytes, shard_rows
-from quad4fhe.fitting.families import AUTO, FAMILIES, SHARED
-from quad4fhe.fitting.families.learning import Learned, learned, replace
-from quad4fhe.fitting.families.selection import Priors
+from quad4fhe.fitting.families import AUTO, DEGREES, FAMILIES, SHARED
+from quad4fhe.fitting.ladder import Ladder, chosen, fixed
+from quad4fhe.fitting.learning import Learned, learned, replace
 from quad4fhe.fitting.margins import Problem
 from quad4fhe.fitting.result import Fit
 from quad4fhe.fitting.run import Candidate, Run
+from quad4fhe.fitting.select import Priors
 from quad4fhe.io.columns import Columns
 from quad4fhe.io.rows import ArrayRows, Rows, held_bytes, left_alone
 from quad4fhe.io.samples import Given
@@ -36,6 +34,7 @@ from quad4fhe.proof.promise import Split
 from quad4fhe.proof.reliable import check_level
 from quad4fhe.raw import names_for, rows_for
 from quad4fhe.workers.pool import Workers
+from quad4fhe.workers.shards import Shards, memory_bytes, pool_for
 
 RegimeChoice = Literal["auto", "hard", "rch", "soft"]
 Threshold = Literal["zero", "free"]

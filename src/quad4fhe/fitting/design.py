@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, BoolArray, IntArray, samples
-from quad4fhe.calibration.scratch import Arrays
-from quad4fhe.calibration.shards import SHARD_ROWS, Report, Shard, Shards
 from quad4fhe.errors import InputError
-from quad4fhe.fitting.families.basis import Basis
+from quad4fhe.fitting.basis import Basis
 from quad4fhe.io.rows import ArrayRows
 from quad4fhe.mlp import MLP
 from quad4fhe.proof.exact import target_labels
+from quad4fhe.workers.scratch import Arrays
+from quad4fhe.workers.shards import SHARD_ROWS, Report, Shard, Shards
 
 SWEEP_ROWS = 4096  # rows of one step of a margin sweep; a few arrays of this height and K columns fit in the cache
 _SHARD_BYTES = 16 * 2**20  # of coordinates

@@ -21,7 +21,6 @@ from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.activations import RELU, Activation
-from quad4fhe.calibration.shards import SHARD_ROWS, Shard, Shards
 from quad4fhe.deep import DeepMLP, GraphMLP
 from quad4fhe.errors import InputError
 from quad4fhe.feature_part import FeaturePart
@@ -40,6 +39,7 @@ from quad4fhe.proof.holdout import calibration_part
 from quad4fhe.proof.promise import Guarantee
 from quad4fhe.proof.reliable import is_above
 from quad4fhe.regime import Regime
+from quad4fhe.workers.shards import SHARD_ROWS, Shard, Shards
 
 FORMAT = 3
 HIGHER_FORMAT = 4  # of fits of a degree above 2

@@ -13,7 +13,6 @@ import numpy as np
 
 from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress
-from quad4fhe.calibration.shards import Shards
 from quad4fhe.fitting.design import Design
 from quad4fhe.fitting.diagnostics import Conditioning, FamilyStep, FamilyTrial, SoftStep
 from quad4fhe.fitting.families import SHARED
@@ -24,6 +23,7 @@ from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.certificate import Certificate, certify
 from quad4fhe.proof.evidence import Evidence
 from quad4fhe.regime import Regime
+from quad4fhe.workers.shards import Shards
 
 Hard = Literal["feasible", "infeasible", "undecided", "not tried"]
 

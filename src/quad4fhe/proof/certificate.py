@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress, silent
-from quad4fhe.calibration.shards import SHARD_ROWS, Shard, Shards
 from quad4fhe.io.rows import Rows, as_rows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
@@ -29,6 +28,7 @@ from quad4fhe.proof.reliable import Count
 from quad4fhe.proof.settled import Settled
 from quad4fhe.regime import Regime
 from quad4fhe.workers.pool import Workers
+from quad4fhe.workers.shards import SHARD_ROWS, Shard, Shards
 
 FORMAT = 2
 OLDEST = 1

@@ -33,8 +33,8 @@ from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.settled import BITS, WAYS, Settled, float_way
 
 if TYPE_CHECKING:  # exact decisions do not depend on how the rows are stored
-    from quad4fhe.calibration.scratch import Arrays
-    from quad4fhe.calibration.shards import Shard
+    from quad4fhe.workers.scratch import Arrays
+    from quad4fhe.workers.shards import Shard
 
 _UNIT = 2.0**-53
 _TINY = 2.0**-1022  # covers every product that underflows, also where results are flushed to zero

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from quad4fhe._arrays import Array, BoolArray, IntArray, samples_sha256
-from quad4fhe.calibration.shards import SHARD_ROWS, Shard, Shards
 from quad4fhe.errors import InputError
 from quad4fhe.io.rows import ArrayRows, ChosenRows, Rows
 from quad4fhe.mlp import MLP
@@ -21,6 +20,7 @@ from quad4fhe.proof.exact import shard_decisions
 from quad4fhe.proof.guarantee import delta_of
 from quad4fhe.proof.promise import CLOSE, Guarantee, Split, guarantee
 from quad4fhe.proof.reliable import best_power, curve, norms_of, relative, rounded, walk
+from quad4fhe.workers.shards import SHARD_ROWS, Shard, Shards
 
 
 def hold_out(

@@ -12,7 +12,6 @@ import numpy as np
 from quad4fhe._arrays import Array, samples_sha256
 from quad4fhe._progress import Progress, silent
 from quad4fhe._threads import few_threads
-from quad4fhe.calibration.shards import Report, Shard, Shards, pool_for
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.io.columns import Columns
 from quad4fhe.io.rows import Rows, left_alone
@@ -38,6 +37,7 @@ from quad4fhe.proof.settled import WAYS, Settled, problem
 from quad4fhe.raw import rows_for
 from quad4fhe.regime import Regime
 from quad4fhe.workers.pool import Workers
+from quad4fhe.workers.shards import Report, Shard, Shards, pool_for
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):

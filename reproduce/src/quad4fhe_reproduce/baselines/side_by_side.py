@@ -17,7 +17,7 @@ from quad4fhe._arrays import Array, BoolArray, IntArray, row_chunks, samples
 from quad4fhe._progress import Progress, silent
 from quad4fhe._threads import few_threads
 from quad4fhe.errors import InputError
-from quad4fhe.fitting.degrees import DEGREES as FITTED
+from quad4fhe.fitting.families import DEGREES as FITTED
 from quad4fhe.mlp import MLP, decide
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.report.preactivations import PreActivations

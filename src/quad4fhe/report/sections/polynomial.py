@@ -14,8 +14,7 @@ import numpy as np
 from quad4fhe._arrays import Array
 from quad4fhe._progress import Progress
 from quad4fhe.fitting import Fit
-from quad4fhe.fitting.families import FAMILIES
-from quad4fhe.fitting.families.base import Family
+from quad4fhe.fitting.families import FAMILIES, Family
 from quad4fhe.fitting.summary import at_degree, percent
 from quad4fhe.proof.families import units_of
 from quad4fhe.report.drawing import Palette, Picture, legend, number
@@ -70,9 +69,15 @@ def activation(fit: Fit, seen: PreActivations) -> Activation:
 
 def _per_unit(fit: Fit, seen: PreActivations) -> tuple[Array, Array, Array, Array]:
     """alpha, beta, eta of the units and how much each weighs in the head; one entry for a shared quadratic."""
-    alpha, beta, eta, weight = FAMILIES.get(fit.family).curves(fit)
-    if eta is not None:
+    if fit.alpha is not None:
+        weight = np.ones(1) if np.ndim(fit.alpha) == 0 else np.square(fit.mlp.W2).sum(axis=0)
+        alpha, beta, eta = (np.atleast_1d(each) for each in (fit.alpha, fit.beta, fit.eta))
         return alpha, beta, eta, weight
+    # Of a free head, the projections of S and T on the columns of W2.
+    weight = np.square(fit.mlp.W2).sum(axis=0)
+    used = weight > 0
+    W2, weight = fit.mlp.W2[:, used], weight[used]
+    alpha, beta = ((W2 * each[:, used]).sum(axis=0) / weight for each in (fit.S, fit.T))
     # One constant serves all units, so each curve is shifted to meet ReLU on average.
     u, n = seen.values, seen.counts / seen.counts.sum()
     relu, first, second = float(n @ np.maximum(u, 0.0)), float(n @ u), float(n @ (u * u))

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe._progress import Progress
+from quad4fhe.fitting.basis import BLOCK, Basis
 from quad4fhe.fitting.diagnostics import FamilyStep, FamilyTrial
-from quad4fhe.fitting.families import FAMILIES, SHARED
-from quad4fhe.fitting.families.base import LearnedFamily, Parametrisation, Replacement
-from quad4fhe.fitting.families.basis import BLOCK, Basis
-from quad4fhe.fitting.families.distil import Divergence, distil
-from quad4fhe.fitting.families.features import (
+from quad4fhe.fitting.distil import Divergence, distil
+from quad4fhe.fitting.families import FAMILIES, SHARED, UNITWISE
+from quad4fhe.fitting.features import (
     FOLDS,
     Pool,
     Single,
@@ -28,9 +27,9 @@ from quad4fhe.fitting.families.features import (
     stratified_folds,
     stratified_rows,
 )
-from quad4fhe.fitting.families.shared import PooledProblem
+from quad4fhe.fitting.subspaces import Subspace, subspace
 from quad4fhe.mlp import MLP
-from quad4fhe.polynomial import PolynomialModel
+from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 
 SHARPNESS = (1.0, 2.0, 4.0)
 """Factors on the ReLU logits before their softmax: few rows learn from all of it (1), many from what decides (4)."""
@@ -206,10 +205,16 @@ class Selection:
         learned = [name for name in FAMILIES.names() if name in self.judged and name != SHARED]
         return [name for name in learned if _no_worse(self.judged[name], self.judged[SHARED])]
 
-    def fit(self, family: str, mlp: MLP, power: int) -> Replacement:
-        """A judged family of degree 2 on all rows: the model of `mlp`, whose logits are 2^power times those here."""
+    def fit(self, family: str, mlp: MLP, power: int) -> tuple[PolynomialModel, Any, Any, Any]:
+        """A judged family of degree 2 on all rows, with alpha, beta and eta (m,) if it has them.
+
+        It is the model of `mlp`, whose logits are 2^power times those here.
+        """
         S, T, c = self.quadratic(family)
-        return _learned(family).replacement(mlp, self.mlp, S, T, c, power)
+        if family == UNITWISE:
+            three = per_unit(self.mlp, S, T, c)  # the same for every scale of the head
+            return QuadraticModel.unitwise(mlp, *three), *three
+        return QuadraticModel(mlp.W1, mlp.b1, *(np.ldexp(each, power) for each in (S, T, c))), None, None, None
 
     def quadratic(self, family: str) -> tuple[Array, Array, Array]:
         """S, T and c of a judged family of degree 2, fitted on all rows."""
@@ -254,7 +259,7 @@ class Selection:
         """From the priors to ever weaker strengths, each starting where the one before it ended."""
         weights, constants = self._stack(priors)
         point = weights * sharpness, constants * sharpness
-        problem = self._problem(family, *point, pool, sharpness)
+        problem = subspace(family, self.mlp, *point, lambda: pool.moments, sharpness)
         loss = Divergence(pool.logits * sharpness)
         for strength in strengths:
             setting = Setting(sharpness, strength)
@@ -280,7 +285,7 @@ class Selection:
 
     def _minimise(
         self,
-        problem: Parametrisation,
+        problem: Subspace,
         loss: Divergence,
         pool: Pool,
         weight: Single,
@@ -292,11 +297,6 @@ class Selection:
         problem.strengthen(setting.strength / (pool.counted * setting.sharpness))
         weights, constant, _ = distil(pool.features, problem, loss, weight, start, rounds=rounds, tolerance=_TOLERANCE)
         return weights, constant
-
-    def _problem(self, family: str, weights: Array, constant: Array, pool: Pool, sharpness: float) -> Parametrisation:
-        if self.pooled:
-            return PooledProblem(self.mlp, weights, constant, sharpness)
-        return _learned(family).problem(self.mlp, weights, constant, pool.moments, sharpness)
 
     def _stack(self, models: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
         return np.array([weights for weights, _ in models]), np.array([constant for _, constant in models])
@@ -368,10 +368,19 @@ def _best(steps: Sequence[Judged]) -> Judged:
     return max(steps, key=lambda step: step.mean)
 
 
-def _learned(name: str) -> LearnedFamily:
-    family = FAMILIES.get(name)
-    assert isinstance(family, LearnedFamily)
-    return family
+def per_unit(mlp: MLP, S: Array, T: Array, c: Array) -> tuple[Array, Array, Array]:
+    """alpha, beta, eta (m,) of a unitwise S, T, c: the projections on the columns of W2, eta of the smallest norm."""
+    alpha, beta = own_coefficients(mlp, np.hstack([S, T]))
+    eta: Array = np.linalg.lstsq(mlp.W2, c - mlp.b2, rcond=None)[0].astype(np.float64)
+    return alpha, beta, eta
+
+
+def own_coefficients(mlp: MLP, weights: Array) -> Array:
+    """The coefficients (p, m) of unit polynomials with these weights (K, p m) = own * W2: projections on W2."""
+    sizes = np.einsum("kj,kj->j", mlp.W2, mlp.W2)
+    blocks = np.split(weights, weights.shape[1] // mlp.units, axis=1)
+    own = np.array([np.einsum("kj,kj->j", block, mlp.W2) for block in blocks])
+    return np.asarray(np.divide(own, sizes, where=sizes > 0, out=np.zeros_like(own)))
 
 
 def _setting(judged: Judged) -> Setting:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.errors import InputError
-from quad4fhe.fitting.families.basis import Basis
+from quad4fhe.fitting.basis import Basis
 from quad4fhe.mlp import MLP, decide
 from quad4fhe.proof.reliable import margins_of
 

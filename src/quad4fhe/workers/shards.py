@@ -14,11 +14,11 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from quad4fhe._arrays import Array, row_chunks
-from quad4fhe.calibration.scratch import Arrays, Staged, Store
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.io.rows import Rows
 from quad4fhe.workers.pool import Workers
 from quad4fhe.workers.registry import DEFAULT, choose
+from quad4fhe.workers.scratch import Arrays, Staged, Store
 
 Report = Callable[[int, int], None]
 SHARD_ROWS = 65_536

@@ -14,23 +14,21 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe._forecast import server_seconds
-from quad4fhe.calibration.shards import Shard
 from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
-from quad4fhe.fitting.degrees import DEGREES
-from quad4fhe.fitting.degrees.copies import SHARES, Copies
-from quad4fhe.fitting.degrees.rounding import FINER, GRID, Bits, Units, rounded_units
-from quad4fhe.fitting.families import AUTO, FAMILIES, SHARED
-from quad4fhe.fitting.families.basis import Basis
-from quad4fhe.fitting.families.features import FOLDS
-from quad4fhe.fitting.families.learning import Learned, measure, power_of, scaled_head
-from quad4fhe.fitting.families.selection import Judged, Selection
+from quad4fhe.fitting.basis import Basis
+from quad4fhe.fitting.families import AUTO, DEGREES, FAMILIES, SHARED
+from quad4fhe.fitting.features import FOLDS
+from quad4fhe.fitting.learning import Learned, measure, power_of, scaled_head
 from quad4fhe.fitting.margins import Problem
+from quad4fhe.fitting.rounding import FINER, GRID, SHARES, Bits, Copies, Units, rounded_units
 from quad4fhe.fitting.run import Candidate, Run
+from quad4fhe.fitting.select import Judged, Selection, own_coefficients
 from quad4fhe.mlp import MLP, decide
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.reliable import margins_of
 from quad4fhe.regime import Regime
+from quad4fhe.workers.shards import Shard
 
 _FEWEST = 2 * FOLDS  # rows
 _CHUNK = 8_192
@@ -64,6 +62,7 @@ class Ladder:
         self.mlp = scaled_head(run.mlp, -self.power)
         low, high = run.shards.total(_wider, _ranges)
         self.low, self.high = low, high
+        self._selections: dict[tuple[int, bool], Selection] = {}
         self._tried: dict[int, _Tried] = {}
         self._made: dict[int, PolynomialModel] = {}
         self._seconds: dict[int, float] = {}
@@ -83,21 +82,28 @@ class Ladder:
     def _judged(self, degree: int, family: str) -> _Tried:
         run = self.run
         with run.stage("families"):
-            selection = Selection(
+            selection = self._selection(degree, pooled=family == SHARED)
+            before = len(selection.trace)
+            judged = selection.judge(family)
+        run.families.append(judged.trial)
+        run.family_trace += selection.trace[before:]
+        return _Tried(selection, judged)
+
+    def _selection(self, degree: int, *, pooled: bool) -> Selection:
+        """The folds and features of a degree, which unitwise and head have in common."""
+        if (degree, pooled) not in self._selections:
+            self._selections[degree, pooled] = Selection(
                 self.mlp,
                 self.part.X,
                 self.part.target,
                 degree,
-                pooled=family == SHARED,
-                seed=run.seed,
+                pooled=pooled,
+                seed=self.run.seed,
                 budget=self.budget,
-                progress=run.progress,
+                progress=self.run.progress,
                 highest=self.highest,
             )
-            judged = selection.judge(family)
-        run.families.append(judged.trial)
-        run.family_trace += selection.trace
-        return _Tried(selection, judged)
+        return self._selections[degree, pooled]
 
     def cost(self, degree: int) -> float:
         """Server time of the judged family over that of degree 2, by the planner; infinite if one has no plan."""
@@ -291,14 +297,6 @@ def _note_next(ladder: Ladder, degree: int | None) -> None:
         return
     kept = 100 * ladder.estimate(degree)
     ladder.run.notes.append(notes.NEXT_DEGREE.format(degree, kept, cost))
-
-
-def own_coefficients(mlp: MLP, weights: Array) -> Array:
-    """The coefficients (p, m) of unit polynomials with these weights (K, p m) = own * W2: projections on W2."""
-    sizes = np.einsum("kj,kj->j", mlp.W2, mlp.W2)
-    blocks = np.split(weights, weights.shape[1] // mlp.units, axis=1)
-    own = np.array([np.einsum("kj,kj->j", block, mlp.W2) for block in blocks])
-    return np.asarray(np.divide(own, sizes, where=sizes > 0, out=np.zeros_like(own)))
 
 
 def _ties(candidate: _Tried, best: _Tried) -> bool:

@@ -1,6 +1,6 @@
 """From the shared fit to the family that was asked for: the rows to learn from, the candidate and its figures.
 
-`selection` judges families by cross-validation and fits them. The figures of the result are measured on all rows.
+`select` judges families by cross-validation and fits them. The figures of the result are measured on all rows.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, IntArray
-from quad4fhe.calibration.shards import Shard
 from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
 from quad4fhe.fitting.diagnostics import Conditioning
 from quad4fhe.fitting.families import AUTO, FAMILIES
-from quad4fhe.fitting.families.features import FOLDS, blends_for, stratified_rows
-from quad4fhe.fitting.families.selection import Priors, Selection
+from quad4fhe.fitting.features import FOLDS, blends_for, stratified_rows
 from quad4fhe.fitting.run import Candidate, Run
+from quad4fhe.fitting.select import Priors, Selection
 from quad4fhe.io.rows import ArrayRows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.exact import target_labels
 from quad4fhe.regime import Regime
+from quad4fhe.workers.shards import Shard
 
 MOST = 100_000
 """Rows fetched of a data set that is not in memory. Strengths are counted in rows, so more would only refine them."""
@@ -177,9 +177,8 @@ def _first_that_reaches(run: Run, selection: Selection, base: Candidate, target:
 
 def _fitted(run: Run, selection: Selection, name: str, power: int) -> Candidate:
     with run.stage("families"):
-        made = selection.fit(name, run.mlp, power)
-    coefficients = made.alpha, made.beta, made.eta
-    return measure(run, Candidate(run.mlp, name, Regime("kl"), *coefficients, free=made.model))
+        model, alpha, beta, eta = selection.fit(name, run.mlp, power)
+    return measure(run, Candidate(run.mlp, name, Regime("kl"), alpha, beta, eta, free=model))
 
 
 def measure(run: Run, found: Candidate) -> Candidate:

@@ -7,6 +7,11 @@ Unit j becomes u = (y - middle) / 2^e, within [-1, 1] on the calibration rows, s
 Coefficients are rounded from the highest power down: what rounding a_k adds is taken off again by the lower powers, but
 for a multiple of the orthonormal phi_k. That leaves an error of 1 / C_kk of the step, C_kk the leading coefficient of
 phi_k, which is large: high powers need few bits.
+
+A free head weighs every power of every unit for every class: for one unit, a matrix of classes by powers. Its singular
+vectors turn it into a sum of (weights of classes) times (a polynomial), so a head is a model with one polynomial for
+each unit again (`Copies`), in which a hidden unit stands once for each of its polynomials. Most units need one or two.
+The server computes equal rows of the first layer once.
 """
 
 from __future__ import annotations
@@ -16,8 +21,8 @@ from typing import Protocol
 
 import numpy as np
 
-from quad4fhe._arrays import Array
-from quad4fhe.fitting.families.basis import Basis
+from quad4fhe._arrays import Array, IntArray
+from quad4fhe.fitting.basis import Basis
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
 
@@ -37,6 +42,9 @@ GRID = (Bits(10, 7, 10), Bits(11, 8, 11), Bits(12, 9, 12), Bits(13, 10, 13), Bit
 """What is tried, fewest bits first."""
 FINER = (Bits(24, 18, 18), Bits(32, 20, 18), Bits(40, 22, 18), Bits(50, 24, 18))
 """What is tried next where features, or units of one shared polynomial, differ in size by many powers of two."""
+SHARES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
+"""Polynomials per hidden unit on average that are tried, fewest first; then all of them."""
+_NOTHING = 1e-12  # of the largest singular value
 _ALIKE = 6  # powers of two: units whose polynomials differ less in size share one scale
 _BIAS = 16  # bits of a bias behind the point: u is within [-1, 1] on the calibration rows
 
@@ -117,3 +125,48 @@ def _step(largest: float, bits: int) -> float:
 
 def _rounded(values: Array, step: float) -> Array:
     return np.asarray(np.rint(values / step) * step)
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """All polynomials of a head: unit `of` (r,), weights V (K, r), coefficients `own` (p, r) in the basis.
+
+    They are in the order of their size, largest first.
+    """
+
+    of: IntArray
+    V: Array
+    own: Array
+
+    @classmethod
+    def split(cls, weights: Array, units: int) -> Copies:
+        """The polynomials of weights (K, p m) of phi_k, block k at (k - 1) m.
+
+        For K > 1 the mean over the classes is left out: no difference of logits depends on it.
+        """
+        K = weights.shape[0]
+        blocks = weights.reshape(K, -1, units)
+        if K > 1:
+            blocks = blocks - blocks.mean(axis=0)
+        left, sizes, right = np.linalg.svd(blocks.transpose(2, 0, 1), full_matrices=False)
+        flat = np.argsort(-sizes, axis=None, kind="stable")
+        flat = flat[sizes.ravel()[flat] > _NOTHING * sizes.max(initial=0.0)]
+        j, r = np.unravel_index(flat, sizes.shape)
+        return cls(j.astype(np.int64), (left[j, :, r] * sizes[j, r, None]).T, right[j, r].T)
+
+    def __len__(self) -> int:
+        return int(self.of.size)
+
+    def first(self, count: int) -> Copies:
+        """The largest ones, with those of one unit next to each other."""
+        order = np.argsort(self.of[:count], kind="stable")
+        return Copies(self.of[order], self.V[:, order], self.own[:, order])
+
+    def network(self, mlp: MLP) -> MLP:
+        """The network whose hidden units are those of `mlp`, each as often as it has polynomials, under the head V."""
+        return MLP(mlp.W1[self.of], mlp.b1[self.of], self.V, np.zeros(len(self.V)))
+
+    def basis(self, basis: Basis) -> Basis:
+        """The basis of these units."""
+        parts = (basis.mean, basis.spread, basis.centre, basis.back, basis.scale)
+        return Basis(*(part[..., self.of] for part in parts))

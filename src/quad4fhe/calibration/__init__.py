@@ -1,1 +1,0 @@
-"""Calibration data in shards, and the statistics that fitting computes from them."""
