@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -212,8 +212,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain literals, ready for JSON."""
-        out: dict[str, Any] = msgspec.to_builtins(self)
-        return out
+        # Field by field: msgspec leaves out what an instance has from its class, a default that a file did not name.
+        return {each.name: msgspec.to_builtins(getattr(self, each.name)) for each in fields(self)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
