@@ -116,7 +116,7 @@ def test_a_kept_key_is_given_to_the_server_once(server, fits, layout, tmp_path: 
         first = remote.predict(X)
     with Remote(server.url, key=keys.load(tmp_path / "own.key")) as remote:
         second = remote.predict(X)
-    assert (first.key_bytes > 0) == (layout != "batch")
+    assert (first.key_bytes > 0) == (layout == "packed")
     assert second.key_bytes == 0
     assert (second.decisions == fit.model.decide(X)).all()
 

@@ -266,7 +266,9 @@ CaOption = Annotated[Path | None, typer.Option(help="Trust this certificate auth
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="The model's name or id, or the first digits of its id.")
 ]
-LayoutChoice = Annotated[str | None, choice(LAYOUTS.names(), "Which of the server's layouts to use.")]
+LayoutChoice = Annotated[
+    str | None, choice(LAYOUTS.names(), "The layout; by default the one that sends the fewest bytes for the rows.")
+]
 
 
 def read_passphrase(file: Path | None, ask: bool, *, confirm: bool = False) -> str | None:

@@ -188,6 +188,7 @@ def query_command(
         with _access_named(given_options({"--token-file": token_file, "--ca": ca})):
             how: dict[str, Any] = {"clip": clip, "known": pairs, "canaries": canaries, "concurrency": concurrency}
             found = remote.predict(X, prepare=prepare, progress=progress, **how)
+        plan = remote.plan  # of the layout for so many rows
     found = replace(found, clipped=moved(asked, np.clip(X, *plan.domain.box)))
     if out is not None:
         write_atomically(out, csv_text(_prediction(found, plan)).encode())

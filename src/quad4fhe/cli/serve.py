@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from quad4fhe.serve.run import HostedModel
 
 
+log = logging.getLogger("quad4fhe.serve")
+
+
 @app.command("serve")
 def serve_command(
     fits: Annotated[
@@ -117,8 +120,10 @@ def serve_command(
 ) -> None:
     """Serve encrypted predictions for one or more fits.
 
-    The server decrypts nothing. By default only this machine can reach it; with another --host it requires tokens.
-    Ctrl-C or SIGTERM stops it: it takes no new requests and answers the accepted ones.
+    The server decrypts nothing. Its replies are private: they tell a client the answers, and nothing else about the
+    weights. --replies plain is faster, and gives the weights away. By default only this machine can reach it; with
+    another --host it requires tokens. Ctrl-C or SIGTERM stops it: it takes no new requests and answers the accepted
+    ones.
 
     With --pool ray, workers are Ray actors, on this machine or on others that share the folder --spool. Use it only
     in a network you trust: Ray opens ports of its own, whatever --host is, and authenticates nobody.
@@ -148,6 +153,9 @@ def serve_command(
     hosted = _hosted(fits, called, plans or [], layouts, samples, precision, Box(box, widen, clip), replies)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it logs ordinary events under this name as well
+    for each in hosted:
+        if each.plans[0].plain:
+            log.warning("plain replies: any client learns the weights of %s from a few of them", each.name)
     serve(
         hosted,
         address=address,
@@ -212,9 +220,15 @@ def _plans(fit: Fit, samples: int, layouts: Sequence[str], precision: str, box: 
     found, errors = [], []
     for layout in layouts:
         try:
-            found.append(make_plan(fit, samples, layout, precision, box, replies=replies))
+            wanted = "private" if replies == "auto" else replies
+            found.append(make_plan(fit, samples, layout, precision, box, replies=wanted))
         except InputError as error:
             errors.append(error)
+    if not found and replies == "auto":
+        raise InputError(
+            f"there is no plan with private replies: {errors[0]}; or add --replies plain, which gives the weights away "
+            "within a few replies"
+        )
     if not found:
         raise errors[0]
     return found

@@ -55,7 +55,7 @@ def _layout(plan: Plan) -> list[str]:
 
 def _told(plan: Plan) -> list[str]:
     """What the answers give away of the model; figures of docs/lift.md, "Extraction"."""
-    if plan.settings.get("replies", "plain") == "plain":
+    if plan.plain:
         return [
             "copies: the weights follow from a few plain replies; serve private ones to clients that must not copy it"
         ]

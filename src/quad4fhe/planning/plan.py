@@ -186,6 +186,11 @@ class Plan:
         return layout_named(self.layout).reply_chain(self)
 
     @property
+    def plain(self) -> bool:
+        """Whether replies give the weights away."""
+        return bool(self.settings.get("replies", "plain") == "plain")
+
+    @property
     def kept(self) -> bool:
         """Whether no calibration decision lies closer than its error bound."""
         return not self.error.close

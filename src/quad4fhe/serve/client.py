@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from shlex import quote
@@ -30,7 +30,7 @@ from quad4fhe.he.keys import StoredKey, free_name
 from quad4fhe.he.prepared import PreparedStore
 from quad4fhe.he.session import Client
 from quad4fhe.io.files import one_line
-from quad4fhe.layouts import layout_of
+from quad4fhe.layouts import LAYOUTS, layout_of
 from quad4fhe.mlp import decide
 from quad4fhe.planning.box import check_inside, moved
 from quad4fhe.planning.plan import Plan
@@ -42,6 +42,7 @@ from quad4fhe.serve.unfit import unknown_plan
 __all__ = ["Answers", "Remote", "ServiceError"]
 
 _PLAN_BYTES = 2**24
+_PAUSE_BYTES = 2**15  # that a connection could carry in the time between two requests
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,8 @@ class Remote:
     model
         The model's name or id, or the first digits of its id, for a server that offers several.
     layout
-        The layout, for a server that offers several.
+        The layout; by default the one that sends the fewest bytes for the rows of each call. A model that is asked for
+        by its whole id has the server's first layout.
     token
         The server's API token.
     verify
@@ -121,7 +123,8 @@ class Remote:
         self._key = key
         self._http = HttpClient(url, token, verify, patience)
         try:
-            self.plan = self._fetch_plan(self._model_id(model), layout) if pinned is None else pinned
+            self._offered = self._fetch_plans(model, layout) if pinned is None else [pinned]
+            self.plan = cheapest(self._offered, 1)
             self._asks_first = not (self.pinned or trust or features is not None)
             self._part = None if self._asks_first else self._fetch_part(features)
         except BaseException:
@@ -190,10 +193,10 @@ class Remote:
             raise InputError(f"concurrency is {concurrency}, wanted 1 or more")
         store = self._store() if prepare else None
         started = time.monotonic()
-        plan = self.plan
-        clip = clip or plan.clip
         taken = X if self.feature_part is None else self.feature_part(X)
-        checked = samples("X", tensor("X", taken, 2), plan.shape.features)
+        checked = samples("X", tensor("X", taken, 2), self.plan.shape.features)
+        self.plan = plan = cheapest(self._offered, len(checked))
+        clip = clip or plan.clip
         if self.pinned and not clip:
             check_inside(checked, plan)
         inside = np.clip(checked, *plan.domain.box)
@@ -265,9 +268,16 @@ class Remote:
             raise InputError("canaries are judged by the plan's error bound, so pin the plan: give a key, or the plan")
         return Mixture(self.plan, inside, known, canaries)
 
-    def _model_id(self, model: str | None) -> str:
-        """Return the model's whole id; a name or a short id is looked up in the server's list."""
-        return model if model is not None and is_id(model) else find(read_list(self._http), model).id
+    def _fetch_plans(self, model: str | None, layout: str | None) -> list[Plan]:
+        """Return the plan of the layout, or of every layout; a name or a short id is looked up in the server's list."""
+        if model is not None and is_id(model):
+            return [self._fetch_plan(model, layout)]
+        entry = find(read_list(self._http), model)
+        known = [name for name in entry.layouts if name in LAYOUTS.names()]
+        plans = [self._fetch_plan(entry.id, each) for each in ([layout] if layout else dict.fromkeys(known) or [None])]
+        if any(_kind(one) != _kind(plans[0]) for one in plans):
+            raise ServiceError("the server's plans are for different models: not trusted")
+        return plans
 
     def _fetch_plan(self, model: str, layout: str | None) -> Plan:
         try:
@@ -322,6 +332,22 @@ class Remote:
             except TakenError:
                 return 0  # an earlier attempt arrived after all
         return size
+
+
+def cheapest(plans: Sequence[Plan], rows: int) -> Plan:
+    """The plan that sends the fewest bytes for so many rows; the server learns about their number from any of them."""
+
+    def cost(plan: Plan) -> int:
+        each = container.size(plan, Kind.request) + container.size(plan, Kind.reply) + _PAUSE_BYTES
+        keys = container.size(plan, Kind.keys) if layout_of(plan).has_keys(plan) else 0
+        return -(-rows // plan.per_request) * each + keys
+
+    return min(plans, key=cost)
+
+
+def _kind(plan: Plan) -> tuple[object, ...]:
+    """What a client needs to know before it chooses a plan."""
+    return plan.shape, plan.names, plan.feature_part, plan.clip
 
 
 def _pinned(url: str, plan: Plan | None, key: StoredKey | None, model: str | None, layout: str | None) -> Plan | None:

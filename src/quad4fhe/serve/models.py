@@ -29,6 +29,12 @@ class HostedModel:
         layouts = [plan.layout for plan in self.plans]
         if not layouts or len(set(layouts)) != len(layouts):
             raise InputError(f"a model needs one plan for each layout it is served in, got {layouts or 'none'}")
+        plain = [plan.layout for plan in self.plans if plan.plain]
+        if plain and len(plain) < len(layouts):
+            raise InputError(
+                f"plain replies (layout {', '.join(plain)}) give away the weights that the model's other replies hide; "
+                "serve it with private plans alone (quad4fhe plan FIT --replies private), or with plain ones alone"
+            )
 
     @property
     def model_id(self) -> str:
