@@ -28,8 +28,9 @@ from compact import write
 from machine import describe
 from quad4fhe import MLP, Fit, fit
 from quad4fhe.fitting.features import stratified_rows
-from quad4fhe.proof.guarantee import by_class, delta_of, lost_share_bound
-from quad4fhe.proof.reliable import best_power, curve, margins_of, norms_of, relative, walk
+from quad4fhe.proof.bounds import by_class, delta_of, lost_share_bound
+from quad4fhe.proof.guarantee import HoldOut, Reliable, Terms, margins_of, norms_of, relative
+from quad4fhe.proof.holdout import best_power, thresholds
 
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 DRAWS = 1000
@@ -75,7 +76,8 @@ class Population:
 
     def __init__(self, found: Fit, X: Any) -> None:
         self.target = found.mlp.decide(X)
-        self.kept = self.target == found.predict(X)
+        self.label = found.predict(X)
+        self.kept = self.target == self.label
         logits = found.model.logits(X)
         self.gap, self.norm = margins_of(logits), norms_of(logits)
         self.classes = found.mlp.classes
@@ -89,6 +91,19 @@ class Population:
         target, kept = self.target[at], self.kept[at]
         n = np.bincount(target, minlength=self.classes)
         return n, np.bincount(target[~kept], minlength=self.classes)
+
+
+def flagged(rows: Population, known: Any, at: Any, level: float, confidence: float, power: float) -> Reliable:
+    """The margin of reliable decisions from the rows `at`, tried at the quantiles of `known` relative margins."""
+    table = np.zeros((len(at), 8))
+    table[:, 0], table[:, 1] = rows.target[at], 1
+    table[:, 2], table[:, 3], table[:, 4] = rows.label[at], rows.gap[at], rows.norm[at]
+    terms = Terms(
+        confidence=confidence, sha256="0" * 64, split=None, level=level, power=power, thresholds=thresholds(known)
+    )
+    said = HoldOut(terms, table, np.zeros((2, 1))).guarantee(rows.classes).reliable
+    assert said is not None, "a margin was asked for"
+    return said
 
 
 def judged(broken: int, draws: int, confidence: float, gaps: list[float], **more: Any) -> dict[str, Any]:
@@ -136,7 +151,7 @@ def reliable(
     known, scores = seen.scores(power), rows.scores(power)
     for _ in range(DRAWS):
         at = rng.integers(0, len(rows.kept), size)
-        said = walk(curve(known, scores[at], rows.kept[at]), size, level, confidence, power)
+        said = flagged(rows, known, at, level, confidence, power)
         if said.threshold is None:
             continue
         named += 1
@@ -185,7 +200,7 @@ def halves(known: Any, scores: Any, rows: Population, level: float, power: float
     for _ in range(20):
         order = rng.permutation(len(rows.kept))
         half, other = order[: len(order) // 2], order[len(order) // 2 :]
-        said = walk(curve(known, scores[half], rows.kept[half]), len(half), level, 0.95, power)
+        said = flagged(rows, known, half, level, 0.95, power)
         above = np.zeros(len(other), bool) if said.threshold is None else scores[other] >= said.threshold
         found.append((float(above.mean()), float(rows.kept[other][above].mean()) if above.any() else None))
     best = np.argsort(-scores, kind="stable")

@@ -14,7 +14,7 @@ SOURCE = Path(quad4fhe.__file__).parent
 
 # From the ground up. A module may import from its own floor and from floors before it.
 FLOORS = [
-    {"errors", "_arrays", "_dyadic", "_progress", "_threads", "_registry", "names"},
+    {"errors", "_arrays", "_dyadic", "_progress", "_threads", "_registry", "names", "_box"},
     {"io"},
     {"workers"},
     {"activations", "feature_part", "feature_checks", "feature_process", "feature_child"},

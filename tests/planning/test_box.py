@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from quad4fhe import InputError
+from quad4fhe._box import default_share, widened
 from quad4fhe.layouts.planner import plan
 from quad4fhe.planning.bounds import bound
-from quad4fhe.planning.box import Outside, box_of, check_inside, default_share, widened
+from quad4fhe.planning.box import Outside, box_of, check_inside
 from quad4fhe.planning.describe import describe
 from quad4fhe.planning.fold import fold
 from quad4fhe.planning.plan import Plan

@@ -169,7 +169,7 @@ def test_nothing_that_a_plan_says_can_change_under_its_hash() -> None:
             accepted.add(path[0])
         except InputError:
             pass  # no plan at all
-    read = {"precision", "samples", "calibration", "smallest_margin", "forecast", "promise", "room", "reliable"}
+    read = {"precision", "samples", "calibration", "smallest_margin", "forecast", "promise", "room"}
     assert accepted >= read | {"model_id", "error", "domain", "clip"}
 
 

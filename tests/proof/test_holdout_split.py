@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -36,10 +35,11 @@ def test_both_parts_together_are_the_rows_and_the_fit_sees_one_of_them() -> None
     )
     assert found.model.sha256 == plain.model.sha256
     assert found.certificate == plain.certificate
-    assert found.guarantee is not None
-    assert plain.guarantee is not None
-    assert found.guarantee.split == split
-    assert found.guarantee == msgspec.structs.replace(plain.guarantee, split=split)
+    assert found.holdout is not None
+    assert plain.holdout is not None
+    assert found.holdout.terms.split == split
+    assert found.guarantee == plain.guarantee
+    assert np.array_equal(found.holdout.rows, plain.holdout.rows)
 
 
 def test_every_row_has_the_same_chance_of_being_set_aside() -> None:
@@ -91,10 +91,10 @@ def test_verify_finds_the_rows_by_itself() -> None:
 def test_a_forged_split_never_passes() -> None:
     manifest, tensors = opened(fit(PAIRS.mlp, X, holdout=0.1, fresh=True, family="shared").to_bytes())
     for key, value in (("seed", 1), ("held", 41), ("held", 0), ("rows", 399), ("rows", 10**15), ("seed", -1)):
-        forged = sealed(changed(manifest, ("guarantee", "split", key), value), tensors)
+        forged = sealed(changed(manifest, ("holdout", "split", key), value), tensors)
         with pytest.raises((CertificateError, InputError)):
             verify(Fit.from_bytes(forged), None, X)
-    lost = Fit.from_bytes(sealed(changed(manifest, ("guarantee", "split"), None), tensors))
+    lost = Fit.from_bytes(sealed(changed(manifest, ("holdout", "split"), None), tensors))
     with pytest.raises(CertificateError):  # then all rows are taken for calibration rows
         verify(lost, None, X)
 

@@ -180,7 +180,7 @@ def test_a_client_encrypts_features_and_refuses_raw_inputs(hosted: Any) -> None:
         client.encrypt(np.asarray(made.mlp.inputs(raw)))
 
 
-def test_a_plan_has_one_hash_whether_or_not_its_file_names_defaults(hosted: Any) -> None:
+def test_a_plan_without_a_feature_part_keeps_its_hash(hosted: Any) -> None:
     _, fits, _ = hosted
     made = plan(fits["images"], samples=4, layout="batch")
     fields = made.to_dict()

@@ -68,10 +68,19 @@ def plan(
             "server_seconds": 1.0,
         },
         "model_id": MODEL_ID,
-        "reliable": None
+        "promise": None
         if layout == "batch"
-        else {"level": 0.5, "confidence": 0.5, "threshold": 0.25, "coverage": 0.5, "power": 0.5},
-        "promise": None,
+        else {
+            "samples": 8,
+            "lost": 1,
+            "agreement": 0.5,
+            "inputs": "inside",
+            "confidence": 0.5,
+            "outside": 2,
+            "error": 0.25,
+            "by_class": [],
+            "reliable": {"level": 0.5, "power": 0.5, "threshold": 0.25, "accepted": 4, "lost": 1},
+        },
         "room": None,
         "clip": False,
         "feature_names": None,

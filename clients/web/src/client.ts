@@ -137,7 +137,7 @@ function reliability(logits: Float64Array, margin: number, rule: Reliable | null
   return relativeMargin(logits, margin, rule.power) >= rule.threshold;
 }
 
-/** As `quad4fhe.proof.reliable.relative`: 0 where the norm is 0 or beyond what a double holds. */
+/** As `quad4fhe.proof.guarantee.relative`: 0 where the norm is 0 or beyond what a double holds. */
 function relativeMargin(logits: Float64Array, margin: number, power: number): number {
   if (power === 0) return margin;
   if (logits.length < 3) return 0;

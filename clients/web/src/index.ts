@@ -173,5 +173,18 @@ export async function ask(
   if (!clip) refuseOutside(rows, server);
   const out: Answer[] = [];
   for (const { id, data } of replies) out.push(...(await client.decide(data, id)));
-  return out;
+  return asPromised(out, rows, server.plan, clip);
+}
+
+/**
+ * The answers, of which only those stay reliable whose samples were treated as the plan says: its threshold was found on
+ * samples of which those outside the box were moved to its edge, or refused.
+ */
+export function asPromised(answers: readonly Answer[], rows: readonly ArrayLike<number>[], plan: Plan, clip: boolean): Answer[] {
+  if (clip === plan.clip) return [...answers];
+  return answers.map((answer, n) => {
+    const inside = plan.low.every((low, i) => low <= rows[n]![i]! && rows[n]![i]! <= plan.high[i]!);
+    if (answer.scores?.reliable !== true || (clip && inside)) return answer;
+    return { ...answer, scores: { ...answer.scores, reliable: false } };
+  });
 }

@@ -43,7 +43,6 @@ export interface Plan {
  */
 export interface Reliable {
   readonly level: number;
-  readonly confidence: number;
   readonly threshold: number | null;
   readonly power: number;
 }
@@ -85,7 +84,7 @@ export function readPlan(answer: unknown, sha256: string): Plan {
     high: numbers(domain["high"], "box"),
     bound: planNumber(domain["bound"], "bound"),
     error: planNumber(error["bound"], "error"),
-    reliable: reliability(json["reliable"]),
+    reliable: reliability(json["promise"]),
     featureNames: names(json["feature_names"]),
     classNames: names(json["class_names"]),
     featurePart: json["feature_part"] === undefined || json["feature_part"] === null ? null : text(json["feature_part"], "feature part"),
@@ -120,11 +119,13 @@ export function shiftOf(plan: Plan, i: number): number {
 
 function reliability(value: unknown): Plan["reliable"] {
   if (value === null || value === undefined) return null;
-  const found = record(value, "the margin of reliable decisions");
-  const [level, confidence, power] = ["level", "confidence", "power"].map((name) => planNumber(found[name], name));
+  const promise = record(value, "the promise about new inputs");
+  if (promise["reliable"] === null) return null;
+  const found = record(promise["reliable"], "the margin of reliable decisions");
+  const [level, power] = ["level", "power"].map((name) => planNumber(found[name], name));
   const threshold = found["threshold"] === null ? null : planNumber(found["threshold"], "threshold");
   if ((threshold ?? 0) < 0 || power! < 0 || power! > 2) refuse("its margin of reliable decisions can't be right");
-  return { level: level!, confidence: confidence!, threshold, power: power! };
+  return { level: level!, threshold, power: power! };
 }
 
 function names(value: unknown): readonly string[] | null {

@@ -76,7 +76,7 @@ test("what Python refuses in a plan is refused here", () => {
     [(plan) => (plan.domain.low[0] = 2), /box is empty/],
     [(plan) => (plan.feature_names = ["a"]), /1 names for 2/],
     [(plan) => (plan.class_names = ["a", "b", "c"]), /3 names for 2/],
-    [(plan) => (plan.reliable = { level: 0.9, confidence: 0.9, threshold: 1, power: 3 }), /reliable decisions/],
+    [(plan) => (plan.promise = { reliable: { level: 0.9, threshold: 1, power: 3 } }), /reliable decisions/],
     [(plan) => (plan.model_id = "../../x"), /model id/],
   ];
   for (const [change, wanted] of changes) {

@@ -164,7 +164,8 @@ class Box:
         """The samples (n, d) inside this box, not the plan's: those outside are rejected, or moved to its edge."""
         import numpy as np
 
-        from quad4fhe.planning.box import Outside, widened
+        from quad4fhe._box import widened
+        from quad4fhe.planning.box import Outside
 
         if self.file is None:
             if self.widen is not None:

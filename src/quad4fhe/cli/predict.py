@@ -109,11 +109,11 @@ def predict_command(
 
 def _in_the_clear(fitted: Fit, X: Any) -> Prediction:
     from quad4fhe.he.predict import Prediction
-    from quad4fhe.proof.reliable import is_above
+    from quad4fhe.proof.guarantee import is_above
 
     logits = fitted.model.logits(X)
     promised = None if fitted.guarantee is None else fitted.guarantee.reliable
-    reliable = None if promised is None else is_above(logits, promised.threshold, promised.power)
+    reliable = None if promised is None else is_above(logits, promised)
     return Prediction(fitted.predict(X), logits, reliable=reliable, names=fitted.names)
 
 

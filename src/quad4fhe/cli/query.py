@@ -392,9 +392,9 @@ def read_folder(folder: Path, read: Reader, replies: Path, key: StoredKey, *, ou
             else:
                 counts.update(decide(batch.logits).tolist())
             if file is not None:
-                file.write(_csv_rows(batch, key.plan, head=file.tell() == 0).encode())
+                file.write(_csv_rows(batch, key.plan, X, head=file.tell() == 0).encode())
             elif json:
-                _keep(kept, batch, key.plan)
+                _keep(kept, batch, key.plan, X)
     if json:
         document: dict[str, Any] = {"samples": len(X), "answered": counts.total()}
         document["missing"] = [vars(problem) for problem in problems]
@@ -410,17 +410,17 @@ def read_folder(folder: Path, read: Reader, replies: Path, key: StoredKey, *, ou
         raise typer.Exit(1)
 
 
-def _decided(logits: Array, plan: Plan) -> Prediction:
+def _decided(logits: Array, plan: Plan, X: Any = None) -> Prediction:
     from quad4fhe.he.predict import Prediction
     from quad4fhe.mlp import decide
 
-    return Prediction(decide(logits), logits, reliable=plan.is_reliable(logits), names=plan.names)
+    return Prediction(decide(logits), logits, reliable=plan.is_reliable(logits, X), names=plan.names)
 
 
-def _keep(kept: dict[str, list[Any]], batch: Batch, plan: Plan) -> None:
+def _keep(kept: dict[str, list[Any]], batch: Batch, plan: Plan, X: Any) -> None:
     """Append a batch to the columns of the JSON document, None where there is no reply."""
     missing = [None] * (batch.rows.stop - batch.rows.start)
-    found = None if batch.logits is None else _decided(batch.logits, plan)
+    found = None if batch.logits is None else _decided(batch.logits, plan, X[batch.rows])
     kept["decisions"] += missing if found is None else found.decisions.tolist()
     kept["logits"] += missing if found is None else found.logits.tolist()
     if plan.reliable is not None:
@@ -428,7 +428,7 @@ def _keep(kept: dict[str, list[Any]], batch: Batch, plan: Plan) -> None:
         kept.setdefault("reliable", []).extend(missing if marks is None else marks.tolist())
 
 
-def _csv_rows(batch: Batch, plan: Plan, *, head: bool) -> str:
+def _csv_rows(batch: Batch, plan: Plan, X: Any, *, head: bool) -> str:
     """One line of CSV per sample, with empty cells where there is no reply, so that every row keeps its place."""
     import numpy as np
 
@@ -437,4 +437,4 @@ def _csv_rows(batch: Batch, plan: Plan, *, head: bool) -> str:
         width = len(csv_columns(empty.names, batch.outputs, reliable=plan.reliable is not None))
         rows: int = batch.rows.stop - batch.rows.start
         return (csv_text(empty) if head else "") + ("," * (width - 1) + "\n") * rows
-    return csv_text(_decided(batch.logits, plan), header=head)
+    return csv_text(_decided(batch.logits, plan, X[batch.rows]), header=head)

@@ -20,14 +20,14 @@ from quad4fhe.io.rows import Rows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.exact import shard_decisions
-from quad4fhe.proof.promise import Guarantee
+from quad4fhe.proof.guarantee import HoldOut
 from quad4fhe.workers.shards import Shard
 
 _DECIMALS, _BITS = 17, 52  # beyond these a float64 of order one does not change
 _Four = tuple[float, float, float, float]
 
 
-def assemble(run: Run, found: Candidate, X_test: Rows | None, guarantee: Guarantee | None) -> Fit:
+def assemble(run: Run, found: Candidate, X_test: Rows | None, holdout: HoldOut | None) -> Fit:
     """The Fit of a certified candidate."""
     with run.stage("diagnostics"):
         exact = FAMILIES.get(found.family).is_learned or found.model.degree > 2
@@ -80,7 +80,7 @@ def assemble(run: Run, found: Candidate, X_test: Rows | None, guarantee: Guarant
             "numpy": np.__version__,
             "scipy": scipy.__version__,
         },
-        guarantee=guarantee,
+        holdout=holdout,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from quad4fhe._arrays import CHUNK_BYTES, IntArray
+from quad4fhe._box import default_share, widened
 from quad4fhe._progress import Progress, silent
 from quad4fhe._threads import one_thread
 from quad4fhe.deep import with_nearest_head
@@ -28,10 +29,9 @@ from quad4fhe.io.rows import ArrayRows, Rows, held_bytes, left_alone
 from quad4fhe.io.samples import Given
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
-from quad4fhe.proof.guarantee import delta_of
+from quad4fhe.proof.bounds import delta_of
+from quad4fhe.proof.guarantee import Split, check_level
 from quad4fhe.proof.holdout import hold_out, refuse_seen, split_of, split_rows
-from quad4fhe.proof.promise import Split
-from quad4fhe.proof.reliable import check_level
 from quad4fhe.raw import names_for, rows_for
 from quad4fhe.workers.pool import Workers
 from quad4fhe.workers.shards import Shards, memory_bytes, pool_for
@@ -207,18 +207,11 @@ def fit(
             run.notes[:] = [note for note in run.notes if note not in (notes.LOSSLESS, notes.TARGET_REACHED)]
         if run.design.ties:
             run.notes.append(notes.TIES.format(run.design.ties))
-        guarantee = None
+        judged = None
         if held_out is not None:
-            guarantee = hold_out(
-                mlp,
-                found.model,
-                held_out,
-                confidence,
-                split,
-                level=reliable,
-                seen=rows,
-            )
-        fitted = assemble(run, found, test, guarantee)
+            box = widened(run.design.box, default_share(found.model.degree))
+            judged = hold_out(mlp, found.model, held_out, box, confidence, split, level=reliable, seen=rows)
+        fitted = assemble(run, found, test, judged)
     if target_agreement is not None and found.agreement < target_agreement:
         auto = "lower the target, " + ("raise the degree, " if degree in DEGREES[:-1] else "")
         auto += "or use more representative calibration data"

@@ -19,7 +19,7 @@ from quad4fhe._arrays import Array, BoolArray, IntArray
 from quad4fhe.errors import InputError
 from quad4fhe.fitting.basis import Basis
 from quad4fhe.mlp import MLP, decide
-from quad4fhe.proof.reliable import margins_of
+from quad4fhe.proof.guarantee import margins_of
 
 Single = NDArray[np.float32]
 ROWS = 4096  # rows of one step: its logits for a few stacked problems stay in the cache

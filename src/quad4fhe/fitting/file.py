@@ -17,12 +17,12 @@ import numpy as np
 from safetensors.numpy import save as save_tensors
 
 from quad4fhe._arrays import Array
+from quad4fhe._box import default_share, widened
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.fitting.diagnostics import PACKAGES, Agreement
 from quad4fhe.fitting.families import FAMILIES
 from quad4fhe.fitting.notes import is_note
-from quad4fhe.proof.promise import CLOSE, Guarantee, guarantee
-from quad4fhe.proof.reliable import STEPS, Reliable, thresholds, walk
+from quad4fhe.proof.guarantee import COLUMNS, Guarantee
 from quad4fhe.proof.verification import check_without_data
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ PART = "feature_part"
 """The bytes of the feature part, an ONNX graph; only in the fit of a head."""
 NETWORK = "network"
 """The bytes of a network whose first layer alone was read, an ONNX graph."""
+HOLDOUT = ("holdout", "holdout_box")
+"""What both models say of hold-out rows, and the box for which they say it; only in a fit with such rows."""
 BYTES = (PART, NETWORK)
 _TYPES: dict[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "U8": np.dtype("u1")}
 _LAYER = re.compile(r"layer([2-9]|[1-9][0-9])\.[Wb]")
@@ -59,7 +61,7 @@ def read(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Array]]:
     try:
         size = int.from_bytes(data[:8], "little")
         header = strict_json(data[8 : 8 + size])
-        named = {key for key in header if key not in ("__metadata__", *BYTES) and not _LAYER.fullmatch(key)}
+        named = {key for key in header if key not in ("__metadata__", *BYTES, *HOLDOUT) and not _LAYER.fullmatch(key)}
         if len(data) < 8 + size or named not in TENSORS or "__metadata__" not in header:
             raise ValueError("other entries")
         metadata = header.pop("__metadata__")
@@ -197,59 +199,29 @@ def check_stated(fit: Fit) -> None:
     _agree("whether a shared quadratic is impossible", d.hard == "infeasible", claim.impossible is not None)
     _agree("the versions", sorted(fit.versions), sorted(PACKAGES))
     _check_regime(fit)
-    _check_guarantee(fit)
     for note in d.notes:
         if not is_note(note):
             raise CertificateError(f"the fit holds the remark {note[:60]!a}, which no fit makes")
 
 
-def _check_guarantee(fit: Fit) -> None:
-    """Check that the bounds follow from the counts; `verify` checks the counts, with the hold-out rows."""
-    said = fit.guarantee
-    if said is None:
-        return
-    _agree("the number of promises", len(said.by_class), fit.mlp.classes)
-    if any(part.lost > part.samples for part in said.by_class):
-        raise CertificateError("the fit contradicts itself: a class has more lost hold-out rows than hold-out rows")
-    total = sum(part.samples for part in said.by_class)  # compared before any bound is computed: bounds take time
-    _agree("the number of hold-out rows", said.samples, total)
-    if said.split is not None:
-        _agree("the number of rows set aside", said.split.held, total)
-        _agree("the number of rows that were split", said.split.rows, total + fit.certificate.samples)
-    counts = [(part.samples, part.lost) for part in said.by_class]
-    try:
-        reliable = None if said.reliable is None else _walked(fit, said, said.reliable)
-        found = guarantee(counts, said.confidence, said.holdout_sha256, said.split, said.close, reliable)
-    except InputError as error:
-        raise CertificateError(f"the fit makes a promise that can't be checked: {error}") from None
-    if found != said or not _is_close_list(said):
+def check_holdout(fit: Fit, said: Guarantee | None) -> None:
+    """Raise CertificateError unless the promise that the file states is the one that its counts give.
+
+    `verify` checks the counts, with the hold-out rows.
+    """
+    own = fit.holdout
+    if own is not None:
+        shapes = (own.rows.shape[1:], own.box.shape)
+        _agree("the shape of what is known of hold-out rows", shapes, ((len(COLUMNS),), (2, fit.mlp.features)))
+        _agree("the box of the promise", own.box.tolist(), widened(fit.box, default_share(fit.degree)).tolist())
+        problem = "there are none" if not len(own.rows) else own.problem(fit.mlp.classes)
+        if problem is not None:
+            raise CertificateError(f"the fit makes a promise that can't be checked: {problem}")
+        if own.terms.split is not None:
+            total = len(own.rows) + fit.certificate.samples
+            _agree("the number of rows that were split", own.terms.split.rows, total)
+    if fit.guarantee != said:
         raise CertificateError("the fit contradicts itself: its promise is not the one that its own counts give")
-
-
-def _walked(fit: Fit, said: Guarantee, claim: Reliable) -> Reliable:
-    """The threshold that the counts of a promise give; each threshold accepts what the stricter ones do."""
-    steps = [(accepted - lost, lost) for _, accepted, lost in claim.curve]
-    tried = [step[0] for step in claim.curve]
-    if claim.power == 0:  # those of relative margins need the calibration rows, so `verify` checks them
-        _agree("the thresholds", tried, thresholds(fit.margins))
-    _agree("the order of thresholds", (tried, tried[-1:], len(tried)), (sorted(tried, reverse=True), [0.0], STEPS))
-    _agree("the counts of thresholds", steps, _rising(steps))
-    _agree("the counts without a threshold", steps[-1], (said.samples - said.lost, said.lost))
-    return walk(claim.curve, said.samples, claim.level, said.confidence, claim.power)
-
-
-def _rising(steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    kept, lost = (np.maximum.accumulate([0, *column])[1:].tolist() for column in zip(*steps, strict=True))
-    return list(zip(kept, lost, strict=True))
-
-
-def _is_close_list(said: Guarantee) -> bool:
-    kept, classes = said.samples - said.lost, len(said.by_class)
-    return (
-        said.close == sorted(said.close)
-        and len(said.close) == min(kept, CLOSE)
-        and all(c < classes for _, c in said.close)
-    )
 
 
 def _check_regime(fit: Fit) -> None:

@@ -26,7 +26,7 @@ from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.fitting.select import Judged, Selection, own_coefficients
 from quad4fhe.mlp import MLP, decide
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
-from quad4fhe.proof.reliable import margins_of
+from quad4fhe.proof.guarantee import margins_of
 from quad4fhe.regime import Regime
 from quad4fhe.workers.shards import Shard
 

@@ -35,9 +35,8 @@ from quad4fhe.names import Names
 from quad4fhe.polynomial import PolynomialModel, QuadraticModel
 from quad4fhe.proof.certificate import Certificate, Certified
 from quad4fhe.proof.exact import shard_decisions
+from quad4fhe.proof.guarantee import Guarantee, HoldOut, Terms, is_above
 from quad4fhe.proof.holdout import calibration_part
-from quad4fhe.proof.promise import Guarantee
-from quad4fhe.proof.reliable import is_above
 from quad4fhe.regime import Regime
 from quad4fhe.workers.shards import SHARD_ROWS, Shard, Shards
 
@@ -61,6 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     certificate: Certificate
     versions: dict[str, Version]
     guarantee: Guarantee | None
+    holdout: Terms | None
     salt: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     degree: Annotated[int, msgspec.Meta(ge=2, le=8)] = 2
     feature_names: tuple[str, ...] | None = None
@@ -146,11 +146,11 @@ class Fit(Certified):
         found = None if self.guarantee is None else self.guarantee.reliable
         if found is None:
             raise InputError("this fit names no margin of reliable decisions; fit with holdout=, fresh= and reliable=")
-        return is_above(self.model.logits(self.mlp.inputs(X)), found.threshold, found.power)
+        return is_above(self.model.logits(self.mlp.inputs(X)), found)
 
     def calibration_part(self, X: ArrayLike) -> Array:
         """The calibration rows among X, which may be all the rows that a hold-out was set aside from."""
-        split = None if self.guarantee is None else self.guarantee.split
+        split = None if self.holdout is None else self.holdout.terms.split
         rows = calibration_part(split, as_rows("X_cal", self.mlp.inputs(X), self.mlp.features))
         return self.mlp.marked(np.asarray(rows.part(0, rows.shape[0])))
 
@@ -248,6 +248,7 @@ class Fit(Certified):
         except (msgspec.ValidationError, InputError) as error:
             raise InputError(f"{name} holds what no fit can say ({one_line(error)}); fit it again") from None
         fit_file.check_stated(found)
+        fit_file.check_holdout(found, manifest.guarantee)
         return found
 
     @classmethod
@@ -268,7 +269,7 @@ class Fit(Certified):
             diagnostics=manifest.diagnostics,
             certificate=manifest.certificate,
             versions=manifest.versions,
-            guarantee=manifest.guarantee,
+            holdout=_holdout(manifest, tensors),
             loaded=True,
             salt=bytes.fromhex(manifest.salt),
         )
@@ -277,6 +278,8 @@ class Fit(Certified):
         own = {**_arrays(self.model), "c": self.c, "box": self.box, "margins": self.margins}
         arrays = {"W1": self.mlp.W1, "b1": self.mlp.b1, "W2": self.mlp.W2, "b2": self.mlp.b2, **own}
         arrays |= fit_file.layer_tensors(self.mlp.layers)
+        if self.holdout is not None:
+            arrays |= dict(zip(fit_file.HOLDOUT, (self.holdout.rows, self.holdout.box), strict=True))
         found = {name: np.ascontiguousarray(array, dtype=np.float64) for name, array in arrays.items()}
         if self.mlp.feature_part is not None:
             found[fit_file.PART] = np.frombuffer(self.mlp.feature_part.graph, dtype=np.uint8)
@@ -302,6 +305,7 @@ class Fit(Certified):
             certificate=self.certificate,
             versions=self.versions,
             guarantee=self.guarantee,
+            holdout=None if self.holdout is None else self.holdout.terms,
             salt=self.salt.hex(),
             degree=self.degree,
             feature_names=self.names.features,
@@ -405,6 +409,14 @@ def _mlp(manifest: Manifest, tensors: dict[str, Array]) -> MLP:
         kinds = [Activation.from_plain(each) for each in manifest.activations or [["relu"]] * len(layers)]
         return DeepMLP(W1, b1, layers, (W2, b2), activation=kinds, feature_part=part)
     return MLP(W1, b1, W2, b2, activation=activation, feature_part=part)
+
+
+def _holdout(manifest: Manifest, tensors: dict[str, Array]) -> HoldOut | None:
+    """What the file says of hold-out rows."""
+    arrays = [tensors[name] for name in fit_file.HOLDOUT if name in tensors]
+    if len(arrays) != (0 if manifest.holdout is None else len(fit_file.HOLDOUT)):
+        raise InputError("it holds a promise without its hold-out rows, or rows without a promise")
+    return None if manifest.holdout is None else HoldOut(manifest.holdout, *arrays)
 
 
 def _coefficient(value: float | list[float] | None) -> Any:

@@ -145,7 +145,7 @@ def predict_encrypted(
         changed_as_given=int(np.count_nonzero(decisions != _in_the_clear(fit, checked))),
         setup_seconds=setup_seconds,
     )
-    return Prediction(decisions, logits, bill, plan.is_reliable(logits), plan.names)
+    return Prediction(decisions, logits, bill, plan.is_reliable(logits, checked), plan.names)
 
 
 def reliable_line(reliable: BoolArray) -> tuple[str, str]:

@@ -173,7 +173,10 @@ class Client:
         return decide(self.decrypt(replies))
 
     def is_reliable(self, logits: Array) -> BoolArray | None:
-        """Mark the reliable decisions (n,) of decrypted logits (n, K); None if the plan has no threshold."""
+        """Mark the reliable decisions (n,) of decrypted logits (n, K); None if the plan has no threshold.
+
+        Samples that you moved into a box that refuses them are not covered: use `Plan.is_reliable(logits, X)`.
+        """
         return self.plan.is_reliable(logits)
 
     def _one(self, reply: Reply) -> Array:

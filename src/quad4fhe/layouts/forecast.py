@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from quad4fhe._arrays import Array
+from quad4fhe._box import default_share, widened
 from quad4fhe.errors import InputError
 from quad4fhe.layouts import LAYOUTS
-from quad4fhe.planning.box import default_share, widened
 from quad4fhe.planning.target import Question
 from quad4fhe.polynomial import PolynomialModel
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, tensor
 from quad4fhe._arrays import samples as checked_samples
+from quad4fhe._box import default_share, widened
 from quad4fhe._threads import few_threads
 from quad4fhe.errors import InputError
 from quad4fhe.feature_part import FeaturePart
@@ -14,13 +16,13 @@ from quad4fhe.layouts import LAYOUTS
 from quad4fhe.layouts.base import Layout
 from quad4fhe.names import NONE, Names
 from quad4fhe.planning.bounds import Domain, bound
-from quad4fhe.planning.box import Room, default_share, widened
+from quad4fhe.planning.box import Room
 from quad4fhe.planning.costs import REFERENCE, Machine
 from quad4fhe.planning.fold import checked_box
-from quad4fhe.planning.plan import VERSION, Fitted, Plan, Precision, deployed, reliable_above
+from quad4fhe.planning.plan import VERSION, Fitted, Plan, Precision
 from quad4fhe.planning.target import Choice, Question
 from quad4fhe.polynomial import PolynomialModel
-from quad4fhe.proof.promise import Guarantee
+from quad4fhe.proof.guarantee import Guarantee, HoldOut
 
 AUTO = "auto"
 
@@ -67,7 +69,7 @@ def plan(
     widen
         The share of each feature's calibration range that is added on both sides; for a given `box`, the share of its
         range. By default 0.5 for degree 2 and less above, which costs about two bits at any degree; 0 for a given
-        `box`. A feature that was constant gets a range too: see `planning.box.filled`.
+        `box`. A feature that was constant gets a range too: see `_box.filled`.
     clip
         Clients of this plan move samples outside the box to its edge; by default they reject them.
     machine
@@ -171,7 +173,7 @@ def made_plan(
 ) -> Plan:
     """The plan of a choice; `share` is the room of its box, None if the box was given."""
     margins = question.margins
-    promised: Guarantee | None = getattr(fit, "guarantee", None)  # only what `quad4fhe.fit` makes has one
+    held: HoldOut | None = getattr(fit, "holdout", None)  # only what `quad4fhe.fit` makes has one
     names: Names = getattr(fit, "names", NONE)
     part: FeaturePart | None = getattr(getattr(fit, "mlp", None), "feature_part", None)
     return Plan(
@@ -199,14 +201,21 @@ def made_plan(
         smallest_margin=float(margins.min()) if margins.size else 0.0,
         forecast=choice.forecast(machine),
         model_id=fit.model_id,
-        reliable=reliable_above(promised) if choice.scores else None,
-        promise=deployed(promised, choice.anywhere),
+        promise=_promise(held, question, choice, clip=clip),
         room=Room(share, _bits_over(choice, question.box, fit.box)),
         clip=clip,
         feature_names=names.features,
         class_names=names.classes,
         feature_part=None if part is None else part.sha256,
     )
+
+
+def _promise(held: HoldOut | None, question: Question, choice: Choice, *, clip: bool) -> Guarantee | None:
+    """The promise about encrypted decisions; None without hold-out rows, or for a box that they were not judged for."""
+    if held is None or not np.array_equal(question.box, held.box):
+        return None
+    made = held.guarantee(max(question.shape.outputs, 2), "moved" if clip else "inside", choice.anywhere())
+    return structs.replace(made, by_class=[], reliable=made.reliable if choice.scores else None)
 
 
 def _outlier_bits(question: Question, choice: Choice) -> float | None:

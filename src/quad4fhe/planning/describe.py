@@ -9,7 +9,6 @@ from quad4fhe.planning.box import Room
 from quad4fhe.planning.chains import SECURE_BITS
 from quad4fhe.planning.costs import readable_bytes, readable_count, readable_seconds
 from quad4fhe.planning.plan import Plan
-from quad4fhe.proof.reliable import margin_word
 
 _LISTED = 10  # close decisions that are listed; the rest is counted
 
@@ -134,25 +133,11 @@ def _error(plan: Plan) -> list[str]:
 
 
 def _promise(plan: Plan) -> list[str]:
-    """The fit's promise, restated for the deployment; `verify` checks it with the hold-out rows."""
-    lines = []
-    if (made := plan.promise) is not None:
-        share = f"{math.floor(made.agreement * 10_000) / 100:.2f}%"
-        lines.append(
-            f"promise, encryption included: at least {share} of new inputs in the box keep their decision, with "
-            f"confidence {100 * made.confidence:.10g}% ({made.lost} of {made.samples} hold-out rows lost, or within "
-            f"{made.error:.2g} of a tie); it rests on the fit's hold-out, which verify counts again"
-        )
-    if (found := plan.reliable) is not None:
-        level = f"{100 * found.level:.10g}%"
-        lines.append(
-            f"reliable decisions ({level}): none; the hold-out was too small to show a margin"
-            if found.threshold is None
-            else f"reliable decisions: with a {margin_word(found.power)} of {found.threshold:.6g} or more at least "
-            f"{level} are kept, with confidence {100 * found.confidence:.10g}%; {100 * found.coverage:.2f}% of "
-            "hold-out rows have it"
-        )
-    return lines
+    """The fit's promise, counted for the deployment; `verify` checks it with the hold-out rows."""
+    if plan.promise is None:
+        return ["promise about new inputs: none; it needs a fit with --holdout, and its own box (no --box, no --widen)"]
+    lines = [f"promise, encryption included: {plan.promise.sentence()}; verify counts the fit's hold-out again"]
+    return lines if plan.reliable is None else [*lines, f"reliable decisions: {plan.promise.flags()}"]
 
 
 def _bill(plan: Plan) -> list[str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array, BoolArray
 from quad4fhe.errors import InputError
@@ -30,9 +31,7 @@ from quad4fhe.planning.fold import nearest_zero
 from quad4fhe.planning.integers import Scales
 from quad4fhe.planning.noise import ErrorForecast
 from quad4fhe.polynomial import PolynomialModel
-from quad4fhe.proof.guarantee import delta_of, lost_share_bound
-from quad4fhe.proof.promise import CLOSE, Guarantee, kept_share
-from quad4fhe.proof.reliable import is_above
+from quad4fhe.proof.guarantee import Guarantee, Reliable, is_above
 
 Precision = Literal["strict", "fast"]
 VERSION = 2
@@ -89,43 +88,6 @@ class PlanLayout(Protocol):
         """A function from shifted samples (n, d) to logits (n, K) with the noise of the layout."""
 
 
-@dataclass(frozen=True)
-class ReliableAbove:
-    """Decisions with a relative margin of at least `threshold` are kept in at least the share `level` of cases.
-
-    The relative margin is the margin divided by the norm of the centred logits to the `power`. This holds with the
-    `confidence`, for inputs from the source of the hold-out; `coverage` is the share of hold-out rows with such a
-    margin. Without a threshold no decision is reliable.
-    """
-
-    level: float
-    confidence: float
-    threshold: float | None
-    coverage: float
-    power: float = 0.0
-
-    @property
-    def possible(self) -> bool:
-        """Whether the numbers are ones that a fit can have."""
-        return (self.threshold or 0.0) >= 0 and 0 <= self.power <= 2
-
-
-@dataclass(frozen=True)
-class Deployed:
-    """At least the share `agreement` of new inputs in the box keeps its decision under encryption.
-
-    Of the `samples` hold-out rows, `lost` count as lost: their decision differs, or its margin is at most `error`,
-    which bounds what encryption adds to a deciding difference anywhere in the box (except with the plan's probability
-    of failure).
-    """
-
-    agreement: float
-    confidence: float
-    samples: int
-    lost: int
-    error: float
-
-
 @dataclass(frozen=True, repr=False)
 class Plan:
     """Every shared parameter, as plain literals; `to_dict` and `from_dict` go through JSON and back.
@@ -149,8 +111,7 @@ class Plan:
     smallest_margin: float
     forecast: Forecast
     model_id: str
-    reliable: ReliableAbove | None = None
-    promise: Deployed | None = None
+    promise: Guarantee | None = None
     room: Room | None = None
     clip: bool = False
     feature_names: tuple[str, ...] | None = None
@@ -195,9 +156,25 @@ class Plan:
         """Whether no calibration decision lies closer than its error bound."""
         return not self.error.close
 
-    def is_reliable(self, logits: Array) -> BoolArray | None:
-        """Which decisions with these logits (n, K) are reliable, (n,); None if the plan has no threshold."""
-        return None if self.reliable is None else is_above(logits, self.reliable.threshold, self.reliable.power)
+    @property
+    def reliable(self) -> Reliable | None:
+        """The margin above which decisions are kept more often, if the fit was asked for one."""
+        return None if self.promise is None else self.promise.reliable
+
+    def is_reliable(self, logits: Array, X: NDArray[Any] | None = None) -> BoolArray | None:
+        """Which decisions with these logits (n, K) are reliable, (n,); None if the plan has no threshold.
+
+        X (n, d) are the samples as they were given. A client may move some that this plan would refuse; the threshold
+        was not found on such samples, so they are never reliable.
+        """
+        if self.reliable is None:
+            return None
+        above = is_above(logits, self.reliable)
+        if X is None or self.clip:
+            return above
+        low, high = self.domain.box
+        inside: BoolArray = ((low <= X) & (high >= X)).all(axis=1)
+        return above & inside
 
     @property
     def shift(self) -> Array:
@@ -217,8 +194,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain literals, ready for JSON."""
-        # Field by field: msgspec leaves out what an instance has from its class, a default that a file did not name.
-        return {each.name: msgspec.to_builtins(getattr(self, each.name)) for each in fields(self)}
+        out: dict[str, Any] = msgspec.to_builtins(self)
+        return out
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
@@ -269,7 +246,6 @@ def _check_ranges(plan: Plan) -> None:
         ("number of samples", _in_range(plan.samples, 2**53)),
         ("model id", _is_sha256(plan.model_id)),
         ("feature part's hash", plan.feature_part is None or _is_sha256(plan.feature_part)),
-        ("margin of reliable decisions", plan.reliable is None or plan.reliable.possible),
         ("room", plan.room is None or plan.room.possible),
         ("primes", max(plan.chain.every) < 2**60),
     ):
@@ -292,28 +268,6 @@ def _numbers(value: Any) -> Iterator[float]:
             yield from _numbers(each)
     elif isinstance(value, int | float):
         yield value
-
-
-def reliable_above(promised: Guarantee | None) -> ReliableAbove | None:
-    """The margin of reliable decisions, for clients."""
-    if promised is None or promised.reliable is None:
-        return None
-    found = promised.reliable
-    coverage = found.accepted / promised.samples
-    return ReliableAbove(found.level, promised.confidence, found.threshold, coverage, found.power)
-
-
-def deployed(promised: Guarantee | None, anywhere: Callable[[], float]) -> Deployed | None:
-    """The promise of the encrypted deployment; None without hold-out rows, or if the error is too large."""
-    if promised is None:
-        return None
-    error = anywhere()
-    within = sum(margin <= error for margin, _ in promised.close)
-    if within == CLOSE:  # there may be more, which the fit does not list
-        return None
-    lost = promised.lost + within
-    share = kept_share(lost_share_bound(promised.samples, lost, delta_of(promised.confidence)))
-    return Deployed(share, promised.confidence, promised.samples, lost, error)
 
 
 def _other_version(found: int) -> str:

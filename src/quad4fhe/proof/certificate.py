@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -23,8 +23,7 @@ from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.evidence import Evidence
 from quad4fhe.proof.exact import shard_decisions, target_labels, target_settled
-from quad4fhe.proof.promise import Guarantee, Sha256
-from quad4fhe.proof.reliable import Count
+from quad4fhe.proof.guarantee import Count, Guarantee, HoldOut, Sha256
 from quad4fhe.proof.settled import Settled
 from quad4fhe.regime import Regime
 from quad4fhe.workers.pool import Workers
@@ -78,7 +77,12 @@ class Certified:
     box: Array
     margins: Array
     certificate: Certificate
-    guarantee: Guarantee | None = None
+    holdout: HoldOut | None = None
+
+    @cached_property
+    def guarantee(self) -> Guarantee | None:
+        """The promise about new inputs as they are given; None without hold-out rows."""
+        return None if self.holdout is None else self.holdout.guarantee(self.mlp.classes)
 
 
 class Examined(NamedTuple):

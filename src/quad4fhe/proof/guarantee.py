@@ -1,159 +1,341 @@
-"""Bounds on the share of decisions that are lost on new inputs, from counts alone.
+"""What is promised about new inputs: counts of hold-out rows, treated as a deployment treats its inputs.
 
-Callers make sure that the rows behind the counts qualify. Every bound is rounded to the safe side: sums are in
-decimal arithmetic with directed rounding, and the returned value was itself checked, on a grid of 1e-9.
+A client refuses inputs outside its range, moves them to its edge, or takes all as they are. Each is another
+population, so each counts other rows. `HoldOut` keeps what is needed to count: what both models say of each row, not
+the row itself. `holdout` computes that from rows, `bounds` has the theorems. Clients load this module, no row sources.
 
-References: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial",
-Biometrika 26 (1934); Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then test", arXiv 2110.01052; Wiens and
-Dmitrienko, "The fallback procedure for evaluating a single family of hypotheses", Journal of Biopharmaceutical
-Statistics 15 (2005).
+A decision with a large margin is kept more often. The margin that decisions are flagged by may be a relative one,
+divided by a power of the norm of the logits: a polynomial grows where the network does not, so the largest plain
+margins are not the safest. The power and the thresholds that are tried rest on calibration rows alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+import math
+from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
+from typing import Annotated, Literal
 
+import msgspec
+import numpy as np
+
+from quad4fhe._arrays import Array, BoolArray
 from quad4fhe.errors import InputError
+from quad4fhe.proof.bounds import by_class, delta_of, fallback, lost_share_bound
 
-_GRID = 10**9
-_MOST = 10**7  # rows: beyond it a bound would take minutes
-_TINY = Decimal("1e-33")
-_UP = Context(prec=40, rounding=ROUND_CEILING, Emin=-(10**15), Emax=10**15)
-_DOWN = Context(prec=40, rounding=ROUND_FLOOR, Emin=-(10**15), Emax=10**15)
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Margin = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Power = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Confidence = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Step = tuple[float, int, int]
+Inputs = Literal["as given", "inside", "moved"]
+
+STEPS = 100
+"""How many thresholds are tried."""
+COLUMNS = ("target", "inside", "label", "margin", "norm", "moved label", "moved margin", "moved norm")
+"""What is kept of a hold-out row, as it is and moved to the edge of the box; target is the network's class."""
+_GIVEN, _MOVED = slice(2, 5), slice(5, 8)
+_BITS = 20  # of stored margins and norms, so that the last bits of a sum, which depend on the machine, do not matter
+_ROUNDED = 2.0**-18  # more than that rounding, and that of the sums, can change
+
+_POPULATION: dict[Inputs, str] = {
+    "as given": "new inputs",
+    "inside": "new inputs inside the range",
+    "moved": "all new inputs, those outside the range moved to its edge,",
+}
+_TREATED: dict[Inputs, str] = {"as given": "", "inside": "; {} outside, refused", "moved": "; {} outside, moved"}
+_HOLDS_FOR = (
+    "inputs drawn independently from where the hold-out rows came from, if neither the ReLU model nor the fit, nor any "
+    "choice between fits, has used these rows"
+)
 
 
-def delta_of(confidence: float) -> Decimal:
-    """1 - confidence without rounding: 0.95 is taken as the decimal number that is written, not as a binary float."""
-    if isinstance(confidence, bool) or not (isinstance(confidence, float | int) and 0 < confidence < 1):
-        raise InputError(f"confidence is {confidence!r}, wanted a number between 0 and 1, such as 0.95")
-    return 1 - Decimal(repr(float(confidence)))
+class Split(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which of `rows` rows were set aside: `held` of them, chosen by `seed`.
 
-
-def lost_share_bound(samples: int, lost: int, delta: float | Decimal) -> Fraction:
-    """Clopper and Pearson: the largest share of losses that `lost` of `samples` independent rows leave possible.
-
-    With probability at least 1 - delta over the rows, the true share is at most this. It is the smallest multiple of
-    1e-9 found at which so few losses have probability at most delta; 1 where every row is lost, or there is none.
+    Every row has the same chance. A split stratified by decision would round the share of every class, so the hold-out
+    would not be a draw from the same source, and rare classes would be biased most.
     """
-    _check_counts(samples, lost)
-    return _lost_share_bound(samples, lost, _level(delta))
+
+    rows: Annotated[int, msgspec.Meta(ge=2)]
+    held: Annotated[int, msgspec.Meta(ge=1)]
+    seed: Annotated[int, msgspec.Meta(ge=0)]
 
 
-@lru_cache(maxsize=4096)
-def _lost_share_bound(samples: int, lost: int, level: Decimal) -> Fraction:
-    if lost == samples:
-        return Fraction(1)
-    return _smallest(lambda share: tail_bound(samples, lost, share) <= level)
+class Bound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of `samples` rows, `lost` lost their decision, so at least the share `agreement` of new ones is kept."""
+
+    samples: Count
+    lost: Count
+    agreement: Share
 
 
-def tail_bound(samples: int, lost: int, share: Fraction) -> Decimal:
-    """An upper bound of P(Bin(samples, share) <= lost), tight to about 30 digits."""
-    _check_counts(samples, lost)
-    if not 0 <= share <= 1:
-        raise InputError(f"the share is {share}, wanted 0 to 1")
-    if lost == samples or share == 0:
-        return Decimal(1)
-    if share == 1:
-        return Decimal(0)
-    kept = 1 - share
-    # Terms from i = lost downwards: C(n, i) p^i q^(n-i), the next is this one times i q / ((n - i + 1) p).
-    term = _UP.multiply(_power(share, lost), _power(kept, samples - lost))
-    term = _UP.multiply(term, _choices(samples, min(lost, samples - lost)))
-    odds, total = kept / share, term
-    for i in range(lost, 0, -1):
-        rate = _UP.divide(Decimal(i * odds.numerator), Decimal((samples - i + 1) * odds.denominator))
-        if (
-            rate < 1
-            and (rest := _UP.divide(_UP.multiply(term, rate), _DOWN.subtract(Decimal(1), rate))) < _TINY * total
-        ):
-            total = _UP.add(total, rest)  # the rates fall with i, so a geometric series is above what is left
-            break
-        term = _UP.multiply(term, rate)
-        total = _UP.add(total, term)
-    return min(total, Decimal(1))
+class Reliable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Decisions whose relative margin is at least `threshold` are kept in at least the share `level` of cases.
 
-
-def by_class(counts: Sequence[tuple[int, int]], delta: float | Decimal) -> list[Fraction]:
-    """A bound for every class, from (samples, lost) of each: all of them hold together with probability 1 - delta.
-
-    Bonferroni: each class is given delta over the number of classes, those without samples included.
+    The relative margin is the margin divided by the norm of the centred logits to the `power`; with power 0 it is the
+    margin. `accepted` hold-out rows have such a margin, and `lost` of them lost their decision; without a threshold no
+    decision is called reliable.
     """
-    if not counts:
-        raise InputError("there are no classes, wanted (samples, lost) of at least one")
-    level = _DOWN.divide(_level(delta), Decimal(len(counts)))
-    return [lost_share_bound(samples, lost, level) for samples, lost in counts]
+
+    level: Confidence
+    power: Power
+    threshold: Margin | None
+    accepted: Count
+    lost: Count
 
 
-def fallback(
-    counts: Sequence[tuple[int, int]], weights: Sequence[Decimal], share: float | Decimal, delta: float | Decimal
-) -> list[int]:
-    """Learn then Test: which thresholds pass, from (accepted, lost) at each, in an order fixed without these rows.
+class Guarantee(Bound, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A lower bound of the share of decisions that are kept on new inputs.
 
-    `weights` (one for each threshold, sum at most 1) says where walks begin. The level starts at 0, each threshold adds
-    its weight times delta, and passes if a true share of losses above `share` has a p-value within the level; a
-    threshold that fails sets the level back to 0. With all weight on the first it is fixed-sequence testing.
+    `agreement` holds with probability at least `confidence` over the choice of the hold-out rows. So do the bounds
+    `by_class` (of the class that the network decides), all of them together, and so does `reliable`.
 
-    With probability at least 1 - delta no threshold that passes loses more than `share` of what it accepts. Let
-    i < j be neighbours among the thresholds that do lose more. If i failed, the level at j is at most the weight of
-    i + 1 to j, so j passes with at most that probability; the sum over all of them is at most delta.
+    `inputs` says for which inputs: all "as given"; those "inside" the range, others being refused; or all, those
+    outside "moved" to its edge. `samples` are the hold-out rows among these, and `outside` rows lie outside the range.
+    A row counts as lost if its decision differs, or if `error`, what encryption may add to a margin, could change it.
     """
-    full, most = _level(delta), Fraction(_level(share))
-    if len(weights) != len(counts) or min(weights, default=Decimal(0)) < 0 or sum(weights) > 1:
-        raise InputError("the weights must be one for each threshold, none below 0, with a sum of at most 1")
-    level, passed = Decimal(0), []
-    for at, ((accepted, lost), weight) in enumerate(zip(counts, weights, strict=True)):
-        level = _DOWN.add(level, _DOWN.multiply(full, weight))
-        if level > 0 and accepted > 0 and tail_bound(accepted, lost, most) <= level:
-            passed.append(at)
-        else:
-            level = Decimal(0)
-    return passed
 
+    inputs: Inputs
+    confidence: Confidence
+    outside: Count
+    error: Margin
+    by_class: list[Bound]
+    reliable: Reliable | None
 
-def _smallest(holds: Callable[[Fraction], bool]) -> Fraction:
-    """The smallest multiple of 1e-9 in [0, 1] that bisection finds to hold; 1 always does."""
-    low, high = 0, _GRID
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(Fraction(middle, _GRID)) else (middle, high)
-    return Fraction(high, _GRID)
+    @property
+    def weakest(self) -> int:
+        """The class with the smallest promise, the lowest of several."""
+        return min(range(len(self.by_class)), key=lambda c: self.by_class[c].agreement)
 
-
-@lru_cache(maxsize=64)
-def _choices(n: int, k: int) -> Decimal:
-    """C(n, k), rounded up."""
-    found = Decimal(1)
-    for i in range(1, k + 1):
-        found = _UP.divide(_UP.multiply(found, Decimal(n - k + i)), Decimal(i))
-    return found
-
-
-def _power(base: Fraction, exponent: int) -> Decimal:
-    """base ** exponent, rounded up, by squaring: the power of the decimal module does not say how it rounds."""
-    square = _UP.divide(Decimal(base.numerator), Decimal(base.denominator))
-    found = Decimal(1)
-    while exponent:
-        if exponent & 1:
-            found = _UP.multiply(found, square)
-        square = _UP.multiply(square, square)
-        exponent >>= 1
-    return found
-
-
-def _check_counts(samples: int, part: int) -> None:
-    if not (isinstance(samples, int) and isinstance(part, int) and 0 <= part <= samples):
-        raise InputError(f"{part!r} of {samples!r} is not a count, wanted whole numbers, the first at most the second")
-    if samples > _MOST:
-        raise InputError(
-            f"{samples} rows are more than the {_MOST} a bound is computed for; take a random part of them"
+    def sentence(self) -> str:
+        """The promise, for which inputs it holds, and with which confidence."""
+        lost = "lost" if not self.error else f"lost or within {self.error:.2g} of a tie"
+        return (
+            f"at least {_down(self.agreement)} of decisions on {_POPULATION[self.inputs]} are kept, with confidence "
+            f"{100 * self.confidence:.10g}% ({self.lost} of {self.samples} hold-out rows {lost}"
+            f"{_TREATED[self.inputs].format(self.outside)})"
         )
 
+    def flags(self) -> str:
+        """The promise about reliable decisions."""
+        assert self.reliable is not None, "no margin was asked for"
+        flag, sure = self.reliable, f"{100 * self.confidence:.10g}%"
+        level = f"{100 * flag.level:.10g}%"
+        if flag.threshold is None:
+            return f"no margin above which {level} are kept was found with confidence {sure}; use more hold-out rows"
+        return (
+            f"at least {level} of decisions with a {margin_word(flag.power)} of {flag.threshold:.6g} or more are kept, "
+            f"with confidence {sure}: {100 * flag.accepted / self.samples:.2f}% of the hold-out, {flag.lost} of "
+            f"{flag.accepted} lost"
+        )
 
-def _level(delta: float | Decimal) -> Decimal:
-    level = delta if isinstance(delta, Decimal) else Decimal(repr(float(delta)))
-    if not 0 < level < 1:
-        raise InputError(f"the level is {delta}, wanted a number between 0 and 1")
-    return level
+    def lines(self) -> list[tuple[str, str]]:
+        """The promise in words: (name, value) lines."""
+        lines = [("promise", self.sentence())]
+        if self.by_class:
+            worst = self.by_class[self.weakest]
+            least = f"class {self.weakest}: at least {_down(worst.agreement)}, {worst.lost} of {worst.samples} lost"
+            lines.append(("weakest class", least))
+        if self.reliable is not None:
+            lines.append(("reliable", self.flags()))
+        return [*lines, ("it holds for", _HOLDS_FOR)]
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a promise is asked for, and on which rows: their hash, and how they were split off, if they were.
+
+    With a `level`, the `thresholds` are tried, strictest first, on margins divided by the norm to the `power`.
+    """
+
+    confidence: Confidence
+    sha256: Sha256
+    split: Split | None
+    level: Confidence | None
+    power: Power
+    thresholds: list[Margin]
+
+
+@dataclass(frozen=True, eq=False)
+class HoldOut:
+    """What a fit keeps of its hold-out rows: `COLUMNS` of each (n, 8), for clients with this box (2, d)."""
+
+    terms: Terms
+    rows: Array
+    box: Array
+
+    def is_same(self, other: HoldOut) -> bool:
+        """Whether both say the same of the same rows."""
+        arrays = np.array_equal(self.rows, other.rows) and np.array_equal(self.box, other.box)
+        return arrays and self.terms == other.terms
+
+    def problem(self, classes: int) -> str | None:
+        """What no hold-out can say; None if nothing is wrong."""
+        labels, margins = self.rows[:, [0, 2, 5]], self.rows[:, [3, 4, 6, 7]]
+        tried = self.terms.thresholds
+        for what, fine in (
+            ("a class", (labels == np.rint(labels)).all() and (labels >= 0).all() and (labels < classes).all()),
+            ("a place", np.isin(self.rows[:, 1], (0.0, 1.0)).all()),
+            ("a margin", np.isfinite(margins).all() and (margins >= 0).all()),
+            ("the number of rows", self.terms.split is None or self.terms.split.held == len(self.rows)),
+            ("a threshold", tried == sorted(tried, reverse=True) and (self.terms.level is None) == (not tried)),
+        ):
+            if not fine:
+                return f"{what} is none that a hold-out can have"
+        return None
+
+    def guarantee(self, classes: int, inputs: Inputs = "as given", error: float = 0.0) -> Guarantee:
+        """The promise for such inputs, if encryption adds at most `error` to the difference of two logits.
+
+        Rows outside are left out for "inside": how many they are is random, but given that number, and which they are,
+        the others are independent draws from the inputs inside, so the same bounds hold.
+        """
+        terms, inside = self.terms, self.rows[:, 1] > 0
+        rows = self.rows[inside] if inputs == "inside" else self.rows
+        label, margin, norm = rows[:, _MOVED if inputs == "moved" else _GIVEN].T
+        kept = (label == rows[:, 0]) & ((margin > error) | (error == 0))
+        delta = delta_of(terms.confidence)
+        decided = [rows[:, 0] == c for c in range(classes)]
+        counts = [(int(np.count_nonzero(of)), int(np.count_nonzero(of & ~kept))) for of in decided]
+        samples, lost = len(rows), int(np.count_nonzero(~kept))
+        reliable = None
+        if terms.level is not None:
+            steps = _curve(terms, kept, margin, norm, error, math.sqrt(classes) * error)
+            reliable = _walk(terms, steps, samples)
+        return Guarantee(
+            inputs=inputs,
+            confidence=terms.confidence,
+            samples=samples,
+            lost=lost,
+            agreement=_kept_share(lost_share_bound(samples, lost, delta)),
+            outside=int(np.count_nonzero(~inside)),
+            error=error,
+            by_class=[
+                Bound(samples=n, lost=e, agreement=_kept_share(bound))
+                for (n, e), bound in zip(counts, by_class(counts, delta), strict=True)
+            ],
+            reliable=reliable,
+        )
+
+    def curve(self) -> list[Step]:
+        """(threshold, accepted, lost) of each threshold, the strictest first, on the rows as given."""
+        label, margin, norm = self.rows[:, _GIVEN].T
+        return _curve(self.terms, label == self.rows[:, 0], margin, norm, 0.0, 0.0)
+
+
+def _curve(terms: Terms, kept: BoolArray, margin: Array, norm: Array, error: float, spread: float) -> list[Step]:
+    """(threshold, accepted, lost), for clients that see margins changed by up to `error` and norms by `spread`.
+
+    A kept row counts where a client is certain to accept it, a lost one where it may: no other outcome of the noise has
+    a larger p-value, because that grows with a lost row and with a kept one left out.
+    """
+    spread_of = spread + _ROUNDED * norm
+    low = relative(np.maximum(margin - error, 0.0), norm + spread_of, terms.power)
+    high = relative(margin * (1 + _ROUNDED) + error, norm - spread_of, terms.power)
+    if terms.power > 0:
+        high = np.where(norm > spread_of, high, np.inf)
+    steps = []
+    for threshold in terms.thresholds:
+        lost = int(np.count_nonzero(~kept & (high >= threshold)))
+        steps.append((threshold, int(np.count_nonzero(kept & (low >= threshold))) + lost, lost))
+    return steps
+
+
+def _walk(terms: Terms, steps: list[Step], samples: int) -> Reliable:
+    """The last threshold that passes; none without rows."""
+    assert terms.level is not None, "no margin was asked for"
+    delta, share = delta_of(terms.confidence), delta_of(terms.level)
+    passed: list[int] = []
+    if samples:
+        weights = _weights(len(steps), samples, float(delta), float(share))
+        passed = fallback([(accepted, lost) for _, accepted, lost in steps], weights, share, delta)
+    threshold, accepted, lost = steps[passed[-1]] if passed else (None, 0, 0)
+    return Reliable(level=terms.level, power=terms.power, threshold=threshold, accepted=accepted, lost=lost)
+
+
+def _weights(steps: int, samples: int, delta: float, share: float) -> list[Decimal]:
+    """Where walks begin: at 2, 4, 8 and 16 times the rows that a test without losses needs; each has half the weight.
+
+    A few lost rows with the largest margins end the first walk, but not the next. Starts beyond three quarters of the
+    rows are left out; where that leaves none, the one start is there. None of this depends on the content of the rows.
+    """
+    needed = math.log(delta) / math.log1p(-share)
+    rows = [times * needed for times in (2, 4, 8, 16) if 4 * times * needed <= 3 * samples]
+    rows = rows or [max(0.75 * samples, 1.05 * needed)]
+    out, left = [Decimal(0)] * steps, Decimal(1)
+    for i, count in enumerate(rows):
+        part = left if i == len(rows) - 1 else left / 2
+        left -= part
+        out[min(max(math.ceil(steps * count / samples), 1), steps) - 1] += part
+    return out
+
+
+def check_level(level: float) -> None:
+    """Raise InputError unless `level` is a share."""
+    if isinstance(level, bool) or not (isinstance(level, float | int) and 0 < level < 1):
+        raise InputError(f"reliable is {level!r}, wanted a share between 0 and 1, such as 0.995")
+
+
+def relative(margins: Array, norms: Array, power: float) -> Array:
+    """Margins (n,) divided by a power of the norms of their logits; 0 where a norm is not positive or not finite."""
+    if power == 0:
+        return margins
+    fine = (norms > 0) & np.isfinite(norms)
+    out: Array = np.where(fine, margins, 0.0) / np.where(fine, norms, 1.0) ** power
+    return out
+
+
+def norms_of(logits: Array) -> Array:
+    """The norm of each row of centred logits (n, K); 0 for two classes, whose margin says as much."""
+    if logits.shape[1] < 3:
+        return np.zeros(len(logits))
+    with np.errstate(over="ignore", invalid="ignore"):
+        centred = logits - logits.mean(axis=1, keepdims=True)
+        out: Array = np.sqrt((centred * centred).sum(axis=1))
+    return out
+
+
+def margins_of(logits: Array) -> Array:
+    """The margin of each row of logits (n, K) or scores (n, 1): the largest minus the next, or the score's size."""
+    if logits.shape[1] == 1:
+        size: Array = np.abs(logits[:, 0])
+        return size
+    best = np.partition(logits, -2, axis=1)
+    gap: Array = best[:, -1] - best[:, -2]
+    return gap
+
+
+def is_above(logits: Array, rule: Reliable) -> BoolArray:
+    """Which rows of logits (n, K), or scores (n, 1), have a relative margin of at least the threshold; none without."""
+    if rule.threshold is None:
+        return np.zeros(len(logits), dtype=np.bool_)
+    above: BoolArray = relative(margins_of(logits), norms_of(logits), rule.power) >= rule.threshold
+    return above
+
+
+def margin_word(power: float) -> str:
+    """What a threshold is compared with, in words."""
+    return "margin" if power == 0 else "relative margin"
+
+
+def rounded(values: Array, *, up: bool = False) -> Array:
+    """Margins (n,) to 20 bits, never below zero; 0 where they are not finite."""
+    mantissa, exponent = np.frexp(np.where(np.isfinite(values), np.maximum(values, 0.0), 0.0))
+    scaled = mantissa * 2.0**_BITS
+    out: Array = np.ldexp(np.ceil(scaled) if up else np.floor(scaled), exponent - _BITS)
+    return out
+
+
+def _kept_share(bound: Fraction) -> float:
+    """1 - bound, rounded down."""
+    exact = 1 - bound
+    nearest = float(exact)
+    return nearest if Fraction(nearest) <= exact else math.nextafter(nearest, 0.0)
+
+
+def _down(share: float) -> str:
+    """A share in percent to two decimals, rounded down."""
+    return f"{math.floor(Fraction(share) * 10_000) / 100:.2f}%"

@@ -1,13 +1,11 @@
-"""A promise about new inputs, counted on rows that neither the ReLU model nor the fit has seen.
+"""Hold-out rows: split off before a fit, and judged by both models as clients with a box would treat them.
 
-Splits rows off before a fit and counts lost decisions on them; `promise` turns the counts into bounds and words.
 Whether the rows are fresh is up to the caller; no computation can show it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -16,31 +14,35 @@ from quad4fhe.errors import InputError
 from quad4fhe.io.rows import ArrayRows, ChosenRows, Rows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
-from quad4fhe.proof.exact import shard_decisions
-from quad4fhe.proof.guarantee import delta_of
-from quad4fhe.proof.promise import CLOSE, Guarantee, Split, guarantee
-from quad4fhe.proof.reliable import best_power, curve, norms_of, relative, rounded, walk
+from quad4fhe.proof.exact import Decisions, decisions, shard_decisions
+from quad4fhe.proof.guarantee import COLUMNS, STEPS, HoldOut, Split, Terms, norms_of, relative, rounded
 from quad4fhe.workers.shards import SHARD_ROWS, Shard, Shards
+
+POWERS = (0.0, 0.5, 1.0, 1.5, 2.0)
+"""Powers of the norm that a margin may be divided by."""
 
 
 def hold_out(
     mlp: MLP,
     model: PolynomialModel,
     rows: Rows,
+    box: Array,
     confidence: float,
     split: Split | None = None,
     *,
     level: float | None = None,
     seen: Rows | None = None,
-) -> Guarantee:
-    """The promise for `model` as the replacement of `mlp`, from fresh rows; decisions are compared exactly.
+) -> HoldOut:
+    """What both models say of fresh rows (n, d); decisions are compared exactly.
 
     Parameters
     ----------
     mlp, model
         The ReLU model and its replacement.
     rows
-        The hold-out rows (n, d).
+        The hold-out rows.
+    box
+        The box (2, d) to whose edge clients move rows that lie outside, or outside of which they refuse them.
     confidence
         The confidence of the promise.
     split
@@ -50,24 +52,95 @@ def hold_out(
     seen
         The calibration rows, at whose quantiles that margin is tried.
     """
-    delta_of(confidence)
     if rows.shape[0] == 0:
         raise InputError("X_holdout has no rows, so it can't promise anything; leave it out, or give fresh rows")
-    found = _judge(mlp, model, rows, "X_holdout")
-    target, kept, low = found.target, found.kept, found.low
-    decided = [target == c for c in range(mlp.classes)]
-    counts = [(int(np.count_nonzero(of)), int(np.count_nonzero(of & ~kept))) for of in decided]
-    reliable = None
+    power, tried = 0.0, []
     if level is not None:
         if seen is None:
             raise InputError("reliable decisions need the calibration rows, whose margins are what is tried")
-        known = _judge(mlp, model, seen, "X_cal")
-        power = best_power(known.gap, known.norm, known.kept)
-        steps = curve(relative(known.gap, known.norm, power), relative(found.gap, found.norm, power), kept)
-        reliable = walk(steps, len(target), level, confidence, power)
-    near = np.flatnonzero(kept)[np.argsort(low[kept], kind="stable")[:CLOSE]]
-    close = sorted((rounded(float(low[i]), up=False), int(target[i])) for i in near)
-    return guarantee(counts, confidence, samples_sha256("X_holdout", rows), split, close, reliable)
+        target, _, label, margin, norm, *_ = _judge(mlp, model, seen, "X_cal", None).T
+        power = best_power(margin, norm, target == label)
+        tried = thresholds(relative(margin, norm, power))
+    terms = Terms(
+        confidence=float(confidence),
+        sha256=samples_sha256("X_holdout", rows),
+        split=split,
+        level=None if level is None else float(level),
+        power=power,
+        thresholds=tried,
+    )
+    return HoldOut(terms, _judge(mlp, model, rows, "X_holdout", box), np.array(box, dtype=np.float64))
+
+
+def _judge(mlp: MLP, model: PolynomialModel, rows: Rows, name: str, box: Array | None) -> Array:
+    """`COLUMNS` of each row (n, 8)."""
+    out = np.empty((rows.shape[0], len(COLUMNS)))
+    with Shards(rows, SHARD_ROWS, mlp, name=name) as shards:
+        for index, part in shards.stream(_judged, model, box):
+            out[shards.span(index)] = part
+    return out
+
+
+def _judged(shard: Shard, model: PolynomialModel, box: Array | None) -> Array:
+    mlp: MLP = shard.subject
+    out = np.empty((shard.samples, len(COLUMNS)))
+    out[:, 0], out[:, 1] = shard_decisions(mlp, shard).label, 1.0
+    own = shard_decisions(model, shard)
+    out[:, 2], out[:, 3] = own.label, _margins(own)
+    for rows, chunk in shard.chunks(8 * (model.features + 4 * model.units)):
+        out[rows, 4] = _norms(model, chunk)
+        out[rows, 5:] = out[rows, 2:5]
+        if box is not None:
+            outside = ~_lies_inside(chunk, box)
+            at = np.arange(rows.start, rows.start + len(chunk))[outside]
+            out[at, 1] = 0.0
+            if at.size:
+                moved = np.clip(chunk[outside], *box)
+                decided = decisions(model, moved)
+                out[at, 5], out[at, 6], out[at, 7] = decided.label, _margins(decided), _norms(model, moved)
+    return out
+
+
+def _lies_inside(X: Array, box: Array) -> BoolArray:
+    inside: BoolArray = ((box[0] <= X) & (box[1] >= X)).all(axis=1)
+    return inside
+
+
+def _margins(decided: Decisions) -> Array:
+    return rounded(decided.gap - decided.gap_error)
+
+
+def _norms(model: PolynomialModel, X: Array) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):  # inputs near the end of the float range have no finite norm
+        return rounded(norms_of(model.logits(X)))
+
+
+def best_power(margins: Array, norms: Array, kept: BoolArray) -> float:
+    """The power that best tells kept decisions from lost ones on calibration rows, by the area under the ROC curve.
+
+    With two classes every power below 1 gives the same order, so `norms` are all 0 and the margin stays as it is. With
+    no decision lost, or none kept, there is nothing to learn, and 1 is the choice.
+    """
+    if not norms.any():
+        return 0.0
+    if kept.all() or not kept.any():
+        return 1.0
+    return max(POWERS, key=lambda power: _wins(relative(margins, norms, power), kept))
+
+
+def _wins(scores: Array, kept: BoolArray) -> int:
+    """Pairs of a kept and a lost row in which the kept one scores higher, twice; ties count once."""
+    above, below = np.sort(scores[kept]), scores[~kept]
+    places = np.searchsorted(above, below, "left") + np.searchsorted(above, below, "right")
+    return int(2 * len(above) * len(below) - places.sum())
+
+
+def thresholds(scores: Array) -> list[float]:
+    """The thresholds to try, strictest first: percentiles of calibration scores, and 0, which accepts everything."""
+    ordered = np.sort(scores)
+    places = [(len(ordered) * step) // STEPS for step in range(STEPS - 1, 0, -1)]
+    out: list[float] = rounded(ordered[places], up=True).tolist()
+    return [*out, 0.0]
 
 
 def refuse_seen(rows: Rows, seen: Rows) -> None:
@@ -75,13 +148,8 @@ def refuse_seen(rows: Rows, seen: Rows) -> None:
 
     Some equal rows are natural where features take few values, so up to half of them may be calibration rows.
     """
-    held = {row.tobytes() for start in range(0, rows.shape[0], SHARD_ROWS) for row in _part(rows, start)}
-    again = {
-        key
-        for start in range(0, seen.shape[0], SHARD_ROWS)
-        for row in _part(seen, start)
-        if (key := row.tobytes()) in held
-    }
+    held = set(_keys(rows))
+    again = {key for key in _keys(seen) if key in held}
     if 2 * len(again) > len(held):
         raise InputError(
             f"{len(again)} of the {len(held)} different rows of X_holdout are calibration rows too; "
@@ -89,42 +157,11 @@ def refuse_seen(rows: Rows, seen: Rows) -> None:
         )
 
 
-def _part(rows: Rows, start: int) -> Sequence[np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    part = rows.part(start, min(start + SHARD_ROWS, rows.shape[0]))
-    return list(np.ascontiguousarray(part, dtype=np.float64) + 0.0)
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """Per row (n,): the ReLU model's class, the replacement's, its margin, a lower bound, its norm."""
-
-    target: IntArray
-    label: IntArray
-    gap: Array
-    low: Array
-    norm: Array
-
-    @property
-    def kept(self) -> BoolArray:
-        """Which decisions are kept."""
-        same: BoolArray = self.target == self.label
-        return same
-
-
-def _judge(mlp: MLP, model: PolynomialModel, rows: Rows, name: str) -> _Judged:
-    with Shards(rows, SHARD_ROWS, mlp, name=name) as shards:
-        parts = [part for _, part in sorted(shards.stream(_judged, model), key=lambda found: found[0])]
-    return _Judged(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def _judged(shard: Shard, model: PolynomialModel) -> tuple[IntArray, IntArray, Array, Array, Array]:
-    mlp: MLP = shard.subject
-    target, own = shard_decisions(mlp, shard).label, shard_decisions(model, shard)
-    norm = np.empty(shard.samples)
-    with np.errstate(over="ignore", invalid="ignore"):  # inputs near the end of the float range have no finite norm
-        for rows, chunk in shard.chunks(8 * (model.features + 4 * model.units)):
-            norm[rows] = norms_of(model.logits(chunk))
-    return target, own.label, own.gap, own.gap - own.gap_error, norm
+def _keys(rows: Rows) -> Iterator[bytes]:
+    for start in range(0, rows.shape[0], SHARD_ROWS):
+        part = rows.part(start, min(start + SHARD_ROWS, rows.shape[0]))
+        for row in np.ascontiguousarray(part, dtype=np.float64) + 0.0:
+            yield row.tobytes()
 
 
 def split_of(rows: int, share: float, seed: int) -> Split:

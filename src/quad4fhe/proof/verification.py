@@ -31,8 +31,8 @@ from quad4fhe.proof.certificate import (
 )
 from quad4fhe.proof.evidence import check_evidence
 from quad4fhe.proof.families import is_rounded_layer, rule_of
+from quad4fhe.proof.guarantee import Guarantee
 from quad4fhe.proof.holdout import hold_out, split_rows
-from quad4fhe.proof.promise import Guarantee
 from quad4fhe.proof.settled import WAYS, Settled, problem
 from quad4fhe.raw import rows_for
 from quad4fhe.regime import Regime
@@ -283,7 +283,7 @@ def _check_statement(claim: Certificate, found: Found, lowest: float, highest: f
 
 def _parts(fit: Certified, rows: Rows, held: Rows | None) -> tuple[Rows, Rows | None]:
     """The calibration rows and the hold-out rows, if they are given; `rows` may be all rows before the split."""
-    split = None if fit.guarantee is None else fit.guarantee.split
+    split = None if fit.holdout is None else fit.holdout.terms.split
     if split is None or rows.shape[0] != split.rows:
         return rows, held
     if held is not None:
@@ -293,17 +293,18 @@ def _parts(fit: Certified, rows: Rows, held: Rows | None) -> tuple[Rows, Rows | 
 
 def _check_promise(fit: Certified, rows: Rows, held: Rows | None) -> Guarantee | None:
     """The promise, counted again on the hold-out rows; None if they are not given."""
-    claim = fit.guarantee
+    claim = fit.holdout
     if held is None:
         return None
     if claim is None:
         raise CertificateError("hold-out rows were given, but the fit promises nothing about new inputs")
-    _same("the hold-out data", samples_sha256("X_holdout", held), claim.holdout_sha256)
-    level = None if claim.reliable is None else claim.reliable.level
-    found = hold_out(fit.mlp, fit.model, held, claim.confidence, claim.split, level=level, seen=rows)
-    if found != claim:
+    _same("the hold-out data", samples_sha256("X_holdout", held), claim.terms.sha256)
+    terms = claim.terms
+    found = hold_out(fit.mlp, fit.model, held, claim.box, terms.confidence, terms.split, level=terms.level, seen=rows)
+    counted, said = found.guarantee(fit.mlp.classes), fit.guarantee
+    if not found.is_same(claim) or counted != said:
         raise CertificateError(
-            f"the hold-out rows promise: {found.sentence()}; the fit says something else of this, a class, a margin or "
-            f"a count: {claim.sentence()}"
+            f"the hold-out rows promise: {counted.sentence()}; the fit says something else of this, a class, a margin "
+            f"or a count: {'' if said is None else said.sentence()}"
         )
-    return found
+    return counted

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quad4fhe._arrays import Array, BoolArray, IntArray, samples
+from quad4fhe._box import widened
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError
 from quad4fhe.fitting import Fit
 from quad4fhe.fitting.diagnostics import Agreement
 from quad4fhe.fitting.summary import verdict
 from quad4fhe.names import Names, class_ids
-from quad4fhe.planning.box import widened
 from quad4fhe.planning.costs import Machine
 from quad4fhe.planning.plan import Precision
 from quad4fhe.proof.exact import decisions

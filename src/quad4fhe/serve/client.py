@@ -234,7 +234,7 @@ class Remote:
             clipped=moved(checked, inside),
             canaries=canaries,
             seconds=time.monotonic() - started,
-            reliable=plan.is_reliable(logits),
+            reliable=plan.is_reliable(logits, checked),
             prepared=made,
         )
 

@@ -2,7 +2,7 @@
 import type { Answer } from "../client.ts";
 import { type Cells, readCells } from "../csv.ts";
 import { AskError, messageOf, TokenError } from "../errors.ts";
-import { type Connection, connect, refuseOutside } from "../index.ts";
+import { asPromised, type Connection, connect, refuseOutside } from "../index.ts";
 import type { Plan } from "../plan.ts";
 import { checked } from "../samples.ts";
 import type { KeyOrigin } from "../worker.ts";
@@ -146,7 +146,7 @@ async function ask(): Promise<void> {
   unread = undefined;
   const answers: Answer[] = [];
   for (const { id, reply } of exchange.replies) answers.push(...(await keeper.decide(reply, id)));
-  showAnswers($("answer"), answers, plan);
+  showAnswers($("answer"), asPromised(answers, rows, plan, clip), plan);
   traffic(cells, plan, exchange);
 }
 

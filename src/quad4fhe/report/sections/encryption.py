@@ -59,7 +59,7 @@ The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room
         """Plan in every layout."""
         options = found.options
         # A promise that was not counted again for the page must not appear on it, nor in its plans.
-        fit = replace(found.fit, guarantee=found.verified.guarantee)
+        fit = found.fit if found.verified.guarantee is not None else replace(found.fit, holdout=None)
         machine = options.machine or calibrate()
 
         def made(samples: int, layout: Any) -> Plan:

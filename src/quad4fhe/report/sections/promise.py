@@ -9,8 +9,7 @@ import numpy as np
 
 from quad4fhe._progress import Progress
 from quad4fhe.fitting.summary import percent
-from quad4fhe.proof.promise import Guarantee
-from quad4fhe.proof.reliable import Reliable, margin_word
+from quad4fhe.proof.guarantee import Guarantee, Reliable, Step, margin_word
 from quad4fhe.report.drawing import Palette, Picture, legend, number
 from quad4fhe.report.findings import Findings
 from quad4fhe.report.section import Section
@@ -31,11 +30,14 @@ class Promise(Section):
     def pictures(self) -> list[Picture]:
         """Coverage against agreement, if a reliable margin was asked for."""
         made = self.found.verified.guarantee
-        return [] if made is None or made.reliable is None else [_coverage(made, made.reliable)]
+        own = self.found.fit.holdout
+        if made is None or own is None or made.reliable is None:
+            return []
+        return [_coverage(made, made.reliable, own.curve())]
 
 
-def _coverage(made: Guarantee, reliable: Reliable) -> Picture:
-    steps = [(threshold, accepted, lost) for threshold, accepted, lost in reliable.curve if accepted]
+def _coverage(made: Guarantee, reliable: Reliable, curve: list[Step]) -> Picture:
+    steps = [(threshold, accepted, lost) for threshold, accepted, lost in curve if accepted]
     covered = np.array([accepted / made.samples for _, accepted, _ in steps])
     kept = np.array([1 - lost / accepted for _, accepted, lost in steps])
     taken = (

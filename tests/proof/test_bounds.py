@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 from quad4fhe import InputError
-from quad4fhe.proof.guarantee import by_class, delta_of, fallback, lost_share_bound, tail_bound
+from quad4fhe.proof.bounds import by_class, delta_of, fallback, lost_share_bound, tail_bound
 
 STEP = Fraction(1, 10**9)
 levels = st.sampled_from([0.5, 0.1, 0.05, 0.01, 0.001, 1e-6, 1e-12])
