@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quad4fhe import QuadraticModel
+from quad4fhe import PolynomialModel
 
 Floats = NDArray[np.float64]
 
@@ -22,7 +22,7 @@ class Case:
     """A model, its calibration set, its box, and the number of samples the plan is made for."""
 
     name: str
-    model: QuadraticModel
+    model: PolynomialModel
     X: Floats
     box: Floats
     samples: int
@@ -43,7 +43,7 @@ def cases(rounds: int = 10) -> Iterator[Case]:
             yield make(name, np.random.default_rng([seed, *name.encode()]), seed)
 
 
-def _case(name: str, model: QuadraticModel, X: Floats, samples: int | None = None, box: Floats | None = None) -> Case:
+def _case(name: str, model: PolynomialModel, X: Floats, samples: int | None = None, box: Floats | None = None) -> Case:
     inside = np.stack([X.min(axis=0), X.max(axis=0)]) if box is None else box
     return Case(name, model, X, inside, len(X) if samples is None else samples)
 
@@ -52,13 +52,13 @@ def _outputs(seed: int) -> int:
     return (1, 2, 10)[seed % 3]
 
 
-def _head(rng: np.random.Generator, W1: Floats, b1: Floats, K: int, alpha: float = 0.1) -> QuadraticModel:
+def _head(rng: np.random.Generator, W1: Floats, b1: Floats, K: int, alpha: float = 0.1) -> PolynomialModel:
     m = len(W1)
     W2 = rng.normal(size=(K, m)) / np.sqrt(m)
-    return QuadraticModel(W1, b1, alpha * W2, 0.5 * W2, rng.normal(size=K) * 0.1)
+    return PolynomialModel.quadratic(W1, b1, alpha * W2, 0.5 * W2, rng.normal(size=K) * 0.1)
 
 
-def _network(rng: np.random.Generator, d: int, m: int, K: int, alpha: float = 0.1) -> QuadraticModel:
+def _network(rng: np.random.Generator, d: int, m: int, K: int, alpha: float = 0.1) -> PolynomialModel:
     return _head(rng, rng.normal(size=(m, d)) * 2 / np.sqrt(d), rng.normal(size=m) * 0.5, K, alpha)
 
 
@@ -66,7 +66,7 @@ def _equal_weights(name: str, rng: np.random.Generator, seed: int) -> Case:
     """256 equal weights and one sample: every coefficient would round to zero, for every feature alike."""
     d = (256, 64, 1024, 2000)[seed % 4]
     W1 = np.full((1, d), 1 / np.sqrt(d))
-    model = QuadraticModel(W1, [0.0], [[0.01]], [[1.0]], [0.0])
+    model = PolynomialModel.quadratic(W1, [0.0], [[0.01]], [[1.0]], [0.0])
     X = np.outer(np.tile([1.0, -1.0], 10), np.full(d, 0.05))
     return _case(name, model, X, samples=1, box=np.stack([np.full(d, -0.06), np.full(d, 0.06)]))
 
@@ -95,7 +95,7 @@ def _identical_units(name: str, rng: np.random.Generator, seed: int) -> Case:
     W2 = np.abs(rng.normal(size=(K, m))) / m
     if K > 1:
         W2[1::2] *= -1
-    return _case(name, QuadraticModel(W1, np.zeros(m), 0.2 * W2, W2, np.zeros(K)), rng.normal(size=(100, d)))
+    return _case(name, PolynomialModel.quadratic(W1, np.zeros(m), 0.2 * W2, W2, np.zeros(K)), rng.normal(size=(100, d)))
 
 
 def _far_offsets(name: str, rng: np.random.Generator, seed: int) -> Case:
@@ -125,7 +125,7 @@ def _tiny_and_huge(name: str, rng: np.random.Generator, seed: int) -> Case:
     heads = 10.0 ** ((-6, 0, 4)[seed % 3])
     return _case(
         name,
-        QuadraticModel(W1, model.b1, model.S * heads, model.T * heads, model.c * heads),
+        PolynomialModel.quadratic(W1, model.b1, model.S * heads, model.T * heads, model.c * heads),
         rng.normal(size=(60, d)) * size,
     )
 
@@ -183,7 +183,7 @@ def _small_margins(name: str, rng: np.random.Generator, seed: int) -> Case:
 
 def _one_feature(name: str, rng: np.random.Generator, seed: int) -> Case:
     """One feature, one unit: nothing to average over."""
-    model = QuadraticModel([[1.0 + seed]], [0.3], [[0.7]], [[-1.1]], [0.05])
+    model = PolynomialModel.quadratic([[1.0 + seed]], [0.3], [[0.7]], [[-1.1]], [0.05])
     return _case(name, model, rng.uniform(-1, 1, size=((1, 7, 300)[seed % 3], 1)))
 
 
@@ -207,7 +207,7 @@ def _many_classes(name: str, rng: np.random.Generator, seed: int) -> Case:
     base = _network(rng, d, 32, 1)
     S = base.S + rng.normal(size=(K, 32)) * 1e-2
     T = base.T + rng.normal(size=(K, 32)) * 1e-2
-    return _case(name, QuadraticModel(base.W1, base.b1, S, T, np.zeros(K)), rng.normal(size=(100, d)))
+    return _case(name, PolynomialModel.quadratic(base.W1, base.b1, S, T, np.zeros(K)), rng.normal(size=(100, d)))
 
 
 def _constant_features(name: str, rng: np.random.Generator, seed: int) -> Case:
@@ -219,7 +219,7 @@ def _constant_features(name: str, rng: np.random.Generator, seed: int) -> Case:
     model = _network(rng, d, 20, _outputs(seed))
     W1 = np.array(model.W1)
     W1[:, 5] *= 1e-5
-    return _case(name, QuadraticModel(W1, model.b1, model.S, model.T, model.c), X)
+    return _case(name, PolynomialModel.quadratic(W1, model.b1, model.S, model.T, model.c), X)
 
 
 def _cancelling_head(name: str, rng: np.random.Generator, seed: int) -> Case:
@@ -231,7 +231,9 @@ def _cancelling_head(name: str, rng: np.random.Generator, seed: int) -> Case:
     S = np.repeat(rng.normal(size=(K, m // 2)), 2, axis=1) * 100
     S[:, 1::2] *= -1
     return _case(
-        name, QuadraticModel(W1, np.zeros(m), S, np.zeros((K, m)), rng.normal(size=K)), rng.normal(size=(60, d))
+        name,
+        PolynomialModel.quadratic(W1, np.zeros(m), S, np.zeros((K, m)), rng.normal(size=K)),
+        rng.normal(size=(60, d)),
     )
 
 
@@ -241,7 +243,7 @@ def _ties(name: str, rng: np.random.Generator, seed: int) -> Case:
     model = _network(rng, d, 12, K)
     S, T, c = np.array(model.S), np.array(model.T), np.array(model.c)
     S[1], T[1], c[1] = S[0], T[0], c[0]
-    return _case(name, QuadraticModel(model.W1, model.b1, S, T, c), rng.normal(size=(60, d)))
+    return _case(name, PolynomialModel.quadratic(model.W1, model.b1, S, T, c), rng.normal(size=(60, d)))
 
 
 KINDS = {

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import quad4fhe
 from compact import write
 from machine import describe
-from quad4fhe import MLP, Plan, QuadraticModel
+from quad4fhe import MLP, Plan, PolynomialModel
 from quad4fhe.he import container
 from quad4fhe.he.container import Kind
 from quad4fhe.he.prepared import PreparedMemory
@@ -49,7 +49,9 @@ class StandIn:
         rng = np.random.default_rng(seed)
         W1 = rng.normal(size=(m, d)) * 2.0 / np.sqrt(d)
         W2 = rng.normal(size=(K, m)) / np.sqrt(m)
-        self.model = QuadraticModel(W1, rng.normal(size=m) * 0.5, 0.08 * W2, 0.5 * W2, rng.normal(size=K) * 0.3)
+        self.model = PolynomialModel.quadratic(
+            W1, rng.normal(size=m) * 0.5, 0.08 * W2, 0.5 * W2, rng.normal(size=K) * 0.3
+        )
         self.model_id = self.model.sha256
         self.X = np.clip(rng.normal(size=(n, d)), -3.0, 3.0)
         self.box = np.stack([self.X.min(axis=0), self.X.max(axis=0)])

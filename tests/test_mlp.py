@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from quad4fhe import MLP, InputError, QuadraticModel
+from quad4fhe import MLP, InputError, PolynomialModel
 from quad4fhe import _arrays as arrays
 from support.strategies import float_mlps, seeds
 
@@ -38,7 +38,7 @@ def test_an_impossible_model_is_refused_in_one_line(change: dict[str, object], s
 
 def test_a_model_prints_as_its_sizes_and_not_as_its_numbers() -> None:
     assert repr(MLP(**GOOD)) == "MLP(2-3-4)"
-    assert repr(QuadraticModel.shared(MLP(**GOOD), 1.0, 0.5, 0.0)) == "QuadraticModel(2-3-4)"
+    assert repr(PolynomialModel.shared(MLP(**GOOD), 1.0, 0.5, 0.0)) == "PolynomialModel.quadratic(2-3-4)"
 
 
 def test_a_model_is_immutable_and_keeps_no_reference_to_its_source() -> None:
@@ -63,7 +63,7 @@ def test_equal_numbers_have_equal_hashes_and_a_sign_of_zero_is_no_difference() -
 def test_results_do_not_depend_on_the_chunks(mlp: MLP, seed: int) -> None:
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(11, mlp.features))
-    quadratic = QuadraticModel.shared(mlp, 0.3, 0.5, 0.1)
+    quadratic = PolynomialModel.shared(mlp, 0.3, 0.5, 0.1)
     whole = mlp.hidden(X), mlp.logits(X), quadratic.logits(X)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "CHUNK_BYTES", 1)
@@ -80,7 +80,7 @@ def test_the_shared_quadratic_is_the_replaced_activation(mlp: MLP, seed: int) ->
     y = mlp.hidden(X)
     expected = (alpha * y * y + beta * y + eta) @ mlp.W2.T + mlp.b2
     expected[:, -1] -= tau
-    found = QuadraticModel.shared(mlp, alpha, beta, eta, tau).logits(X)
+    found = PolynomialModel.shared(mlp, alpha, beta, eta, tau).logits(X)
     size = 1 + np.abs(alpha * y * y).sum() * np.abs(mlp.W2).max()
     np.testing.assert_allclose(found, expected, atol=1e-12 * size)
 

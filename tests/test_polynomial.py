@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quad4fhe.errors import InputError
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.exact import WholeNumbers, bounded_logits
 
 
@@ -56,7 +56,7 @@ def test_products_that_are_not_exact_are_refused() -> None:
 def test_a_quadratic_is_a_polynomial_of_degree_two() -> None:
     rng = np.random.default_rng(0)
     S, T = rng.standard_normal((2, 3)), rng.standard_normal((2, 3))
-    model = QuadraticModel(np.eye(3), np.zeros(3), S, T, np.zeros(2))
+    model = PolynomialModel.quadratic(np.eye(3), np.zeros(3), S, T, np.zeros(2))
     assert isinstance(model, PolynomialModel)
     assert model.degree == 2
     assert np.array_equal(model.A, np.stack([T, S]))

@@ -54,7 +54,7 @@ def test_importing_and_listing_load_no_library() -> None:
 
 def test_a_server_loads_no_part_that_fits_or_reads_samples() -> None:
     program = (
-        "import sys; from quad4fhe import Plan, QuadraticModel, Server; from quad4fhe.layouts import LAYOUTS; "
+        "import sys; from quad4fhe import Plan, PolynomialModel, Server; from quad4fhe.layouts import LAYOUTS; "
         "LAYOUTS.get('packed'); others = ('calibration', 'fitting', 'workers', 'io.rows', 'importers'); "
         "print([m for m in sys.modules if m in ('scipy', 'numba', 'email', 'numpy.ma', 'zipfile') "
         "or m.startswith(tuple('quad4fhe.' + other for other in others))])"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quad4fhe.mlp import MLP
     from quad4fhe.planning.describe import describe
     from quad4fhe.planning.plan import Plan
-    from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+    from quad4fhe.polynomial import PolynomialModel
     from quad4fhe.proof.certificate import Certificate
     from quad4fhe.proof.evidence import Evidence
     from quad4fhe.proof.verification import Verified, verify
@@ -65,7 +65,6 @@ __all__ = [
     "Plan",
     "PolynomialModel",
     "Quad4FHEError",
-    "QuadraticModel",
     "QuadraticReplacement",
     "Remote",
     "ReplyError",
@@ -94,7 +93,6 @@ _HOME = {
     "Plan": "planning.plan",
     "Quad4FHEError": "errors",
     "PolynomialModel": "polynomial",
-    "QuadraticModel": "polynomial",
     "QuadraticReplacement": "sklearn",
     "Remote": "serve.client",
     "ReplyError": "he.session",

@@ -26,7 +26,7 @@ from quad4fhe.layouts.residues import kernels
 from quad4fhe.mlp import MLP
 from quad4fhe.planning.chains import largest_primes
 from quad4fhe.planning.exactness import exact_matrix
-from quad4fhe.polynomial import QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.exact import decisions
 from quad4fhe.proof.verification import verify
 
@@ -109,7 +109,7 @@ def _certificate() -> str:
     if verified.statement != "lossless":
         raise ArithmeticError(f"the tiny fit is {verified.statement}, wanted lossless")
     own = fitted.model
-    biased = QuadraticModel(own.W1, own.b1, fitted.S, fitted.T, own.c + 1e9)  # always decides class 1
+    biased = PolynomialModel.quadratic(own.W1, own.b1, fitted.S, fitted.T, own.c + 1e9)  # always decides class 1
     claim = msgspec.structs.replace(fitted.certificate, replacement_sha256=biased.sha256)
     for false, data in ((fitted, X + 1.0), (replace(fitted, model=biased, certificate=claim), X)):
         try:

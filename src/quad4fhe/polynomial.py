@@ -1,7 +1,7 @@
 """The model that replaces the ReLU network: affine, a polynomial of every hidden unit, affine.
 
 Fitting makes such a model. Plaintext evaluation, certificates, planning, encryption and export see a replacement only
-through this class. Degree 2 is the paper's `QuadraticModel`.
+through this class. The paper's quadratic is the case A = (T, S).
 """
 
 from __future__ import annotations
@@ -51,6 +51,39 @@ class PolynomialModel:
         model._set(W1, b1, blocks, c, head, own)
         return model
 
+    @classmethod
+    def quadratic(cls, W1: ArrayLike, b1: ArrayLike, S: ArrayLike, T: ArrayLike, c: ArrayLike) -> PolynomialModel:
+        """The model S (y*y) + T y + c, with S and T (K, m)."""
+        squares, linear = tensor("S", S, 2), tensor("T", T, 2)
+        wanted = (tensor("c", c, 1).shape[0], tensor("W1", W1, 2).shape[0])
+        for name, value in (("S", squares), ("T", linear)):
+            if value.shape != wanted:
+                raise InputError(f"{name} has shape {value.shape}, wanted {wanted}")
+        return cls(W1, b1, np.stack([linear, squares]), c)
+
+    @classmethod
+    def shared(cls, mlp: MLP, alpha: float, beta: float, eta: float, tau: float = 0.0) -> PolynomialModel:
+        """Replace every ReLU of `mlp` with alpha u^2 + beta u + eta and move the threshold tau into the constant.
+
+        The threshold belongs to a binary decision: it is subtracted from the one score, or from class 1 of two.
+        """
+        c = mlp.b2 + eta * mlp.head_sums
+        c[-1] -= tau
+        return cls.quadratic(mlp.W1, mlp.b1, alpha * mlp.W2, beta * mlp.W2, c)
+
+    @classmethod
+    def unitwise(cls, mlp: MLP, alpha: ArrayLike, beta: ArrayLike, eta: ArrayLike) -> PolynomialModel:
+        """Replace the ReLU of hidden unit j of `mlp` with alpha_j u^2 + beta_j u + eta_j; all three are (m,).
+
+        The constants c = b2 + W2 eta are correctly rounded sums and so the same on every machine.
+        """
+        a, b, e = tensor("alpha", alpha, 1), tensor("beta", beta, 1), tensor("eta", eta, 1)
+        for name, value in (("alpha", a), ("beta", b), ("eta", e)):
+            if value.shape != (mlp.units,):
+                raise InputError(f"{name} has {value.size} entries, but the model has {mlp.units} hidden units")
+        c = [math.fsum([bias, *row]) for bias, row in zip(mlp.b2, mlp.W2 * e, strict=True)]
+        return cls.quadratic(mlp.W1, mlp.b1, mlp.W2 * a, mlp.W2 * b, c)
+
     def _set(
         self, W1: ArrayLike, b1: ArrayLike, blocks: list[Array], c: ArrayLike, V: Array | None, a: Array | None
     ) -> None:
@@ -72,6 +105,27 @@ class PolynomialModel:
     def degree(self) -> int:
         """The degree p."""
         return int(self.A.shape[0])
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether this is S (y*y) + T y + c, with products that need not be exact."""
+        return self.degree == 2 and self.V is None
+
+    @property
+    def S(self) -> Array:
+        """Weights of the squares, (K, m), of a model of degree 2."""
+        return np.asarray(self._quadratic[1])
+
+    @property
+    def T(self) -> Array:
+        """Weights of the pre-activations, (K, m), of a model of degree 2."""
+        return np.asarray(self._quadratic[0])
+
+    @property
+    def _quadratic(self) -> Array:
+        if self.degree > 2:
+            raise InputError(f"S and T belong to degree 2, and this model has degree {self.degree}; see A")
+        return self.A
 
     @property
     def features(self) -> int:
@@ -124,62 +178,3 @@ def _bits(array: Array) -> int:
     mantissa = np.ldexp(np.abs(np.frexp(array)[0]), 53).astype(np.int64)
     lowest = (mantissa & -mantissa)[mantissa > 0]
     return 53 - int(np.log2(float(lowest.min()))) if lowest.size else 0
-
-
-class QuadraticModel(PolynomialModel):
-    """logits(x) = S (y*y) + T y + c with y = W1 x + b1: the polynomial model of degree 2, A = (T, S).
-
-    W1 is (m, d), b1 is (m,), S and T are (K, m), c is (K,).
-    """
-
-    def __init__(self, W1: ArrayLike, b1: ArrayLike, S: ArrayLike, T: ArrayLike, c: ArrayLike) -> None:
-        first, head, linear, constant = tensor("W1", W1, 2), tensor("S", S, 2), tensor("T", T, 2), tensor("c", c, 1)
-        for name, value in (("S", head), ("T", linear)):
-            if value.shape != (constant.shape[0], first.shape[0]):
-                raise InputError(f"{name} has shape {value.shape}, wanted {(constant.shape[0], first.shape[0])}")
-        self._set(first, b1, [linear, head], constant, None, None)
-
-    @property
-    def S(self) -> Array:
-        """Weights of the squares, (K, m)."""
-        return np.asarray(self.A[1])
-
-    @property
-    def T(self) -> Array:
-        """Weights of the pre-activations, (K, m)."""
-        return np.asarray(self.A[0])
-
-    @classmethod
-    def shared(cls, mlp: MLP, alpha: float, beta: float, eta: float, tau: float = 0.0) -> QuadraticModel:
-        """Replace every ReLU of `mlp` with alpha u^2 + beta u + eta and move the threshold tau into the constant.
-
-        The threshold belongs to a binary decision: it is subtracted from the one score, or from class 1 of two.
-        """
-        c = mlp.b2 + eta * mlp.head_sums
-        c[-1] -= tau
-        return cls(mlp.W1, mlp.b1, alpha * mlp.W2, beta * mlp.W2, c)
-
-    @classmethod
-    def unitwise(cls, mlp: MLP, alpha: ArrayLike, beta: ArrayLike, eta: ArrayLike) -> QuadraticModel:
-        """Replace the ReLU of hidden unit j of `mlp` with alpha_j u^2 + beta_j u + eta_j; all three are (m,).
-
-        The constants c = b2 + W2 eta are correctly rounded sums and so the same on every machine.
-        """
-        a, b, e = tensor("alpha", alpha, 1), tensor("beta", beta, 1), tensor("eta", eta, 1)
-        for name, value in (("alpha", a), ("beta", b), ("eta", e)):
-            if value.shape != (mlp.units,):
-                raise InputError(f"{name} has {value.size} entries, but the model has {mlp.units} hidden units")
-        c = [math.fsum([bias, *row]) for bias, row in zip(mlp.b2, mlp.W2 * e, strict=True)]
-        return cls(mlp.W1, mlp.b1, mlp.W2 * a, mlp.W2 * b, c)
-
-    def __repr__(self) -> str:
-        return f"QuadraticModel({self.features}-{self.units}-{self.outputs})"
-
-    @cached_property
-    def sha256(self) -> str:
-        """A hash of the five arrays; two models with equal numbers have equal hashes."""
-        return sha256("quad4fhe-quadratic-1", (self.W1, self.b1, self.S, self.T, self.c))
-
-    def head(self, y: Array) -> Array:
-        """The logits (n, K) of pre-activations y (n, m)."""
-        return np.asarray((y * y) @ self.S.T + y @ self.T.T + self.c)

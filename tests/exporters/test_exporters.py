@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from conftest import MODELS, Trained
-from quad4fhe import MLP, Fit, InputError, MissingExtraError, QuadraticModel, fit
+from quad4fhe import MLP, Fit, InputError, MissingExtraError, PolynomialModel, fit
 from quad4fhe.exporters import changed_decisions, export, folded, read
 from quad4fhe.proof.exact import decisions
 from support.cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X
@@ -72,7 +72,9 @@ def test_onnxruntime_gives_the_logits_and_the_labels_of_the_fit(case: str) -> No
 def test_on_an_exact_tie_the_label_is_that_of_the_fit(outputs: int) -> None:
     """A score of zero is class 0, and the lowest index wins a tie: both on exact numbers."""
     pytest.importorskip("onnx", reason="onnx is not installed")
-    model = QuadraticModel([[1.0]], [0.0], np.ones((outputs, 1)), np.zeros((outputs, 1)), np.full(outputs, -4.0))
+    model = PolynomialModel.quadratic(
+        [[1.0]], [0.0], np.ones((outputs, 1)), np.zeros((outputs, 1)), np.full(outputs, -4.0)
+    )
     fitted = replace(LOSSLESS, model=model)
     X = np.array([[2.0], [-2.0], [3.0], [1.0]])
     _, label = run_onnx(fitted.to_onnx(labels=True), X, "float64")
@@ -184,7 +186,7 @@ def test_any_model_survives_the_round_trip(d: int, m: int, K: int, size: float, 
     pytest.importorskip("onnx", reason="onnx is not installed")
     rng = np.random.default_rng(seed)
     shapes = ((m, d), (m,), (K, m), (K, m), (K,))
-    model = QuadraticModel(*(size * rng.normal(size=shape) for shape in shapes))
+    model = PolynomialModel.quadratic(*(size * rng.normal(size=shape) for shape in shapes))
     fitted = replace(PAIRS, model=model)
     proto = fitted.to_onnx(labels=labels)
     X = rng.normal(size=(5, d))
@@ -213,13 +215,13 @@ def test_folding_keeps_the_function(free: bool, d: int, m: int, K: int, size: fl
     rng = np.random.default_rng(seed)
     W1, b1, S = rng.normal(size=(m, d)), rng.normal(size=m), size * rng.normal(size=(K, m))
     T = rng.normal(size=(K, m)) if free else S * rng.normal(size=m)
-    model = QuadraticModel(W1, b1, S, T, rng.normal(size=K))
+    model = PolynomialModel.quadratic(W1, b1, S, T, rng.normal(size=K))
     out = folded(model)
     assert not out.T.any()
     assert out.units in ((m, m + 2 * K) if free else (m,))
     x = [Fraction(float(v)) for v in rng.normal(size=d)]
 
-    def exact(each: QuadraticModel) -> list[tuple[Fraction, Fraction]]:
+    def exact(each: PolynomialModel) -> list[tuple[Fraction, Fraction]]:
         """Every logit, and the sum of its absolute terms."""
         y = [
             sum((Fraction(float(w)) * v for w, v in zip(row, x, strict=True)), Fraction(float(b)))
@@ -281,7 +283,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 
 def huge() -> Fit:
-    return replace(LOSSLESS, model=QuadraticModel([[1e300]], [0.0], [[1.0]], [[0.0]], [0.0]))
+    return replace(LOSSLESS, model=PolynomialModel.quadratic([[1e300]], [0.0], [[1.0]], [[0.0]], [0.0]))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from quad4fhe import (
     CertificateError,
     FitError,
     InputError,
-    QuadraticModel,
+    PolynomialModel,
     TargetNotReachedError,
     fit,
     verify,
@@ -253,7 +253,7 @@ def test_the_advised_rounding_changes_no_decision(seed: int) -> None:
     found = fit(mlp, X, family="shared")
     places = found.diagnostics.quantisation.decimals
     rounded = [round(value, places) for value in (found.alpha, found.beta, found.eta)]
-    assert np.array_equal(QuadraticModel.shared(mlp, *rounded).decide(X), found.predict(X))
+    assert np.array_equal(PolynomialModel.shared(mlp, *rounded).decide(X), found.predict(X))
 
 
 @given(seeds)

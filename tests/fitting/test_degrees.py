@@ -22,7 +22,7 @@ from quad4fhe.fitting.hulls import Apart, Meet, closest
 from quad4fhe.fitting.ladder import _Tried, fixed
 from quad4fhe.fitting.rounding import GRID, Copies, Units, rounded_units
 from quad4fhe.fitting.select import Judged, Selection
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.evidence import Evidence, check_evidence
 
 
@@ -146,7 +146,7 @@ def test_degree_two_is_what_it_was() -> None:
     X = np.random.default_rng(5).standard_normal((200, 5))
     plain, asked = fit(mlp, X, family="shared"), fit(mlp, X, degree=2, family="shared")
     assert plain.model.sha256 == asked.model.sha256
-    assert isinstance(plain.model, QuadraticModel)
+    assert isinstance(plain.model, PolynomialModel)
     assert "degree" not in plain.to_dict()
 
 
@@ -303,7 +303,9 @@ def test_costs_of_degrees_are_those_of_the_plan(degree: int) -> None:
 
 
 def test_a_model_that_no_plan_fits_costs_infinitely_much() -> None:
-    model = QuadraticModel(np.ones((1, 1)), np.zeros(1), np.full((1, 1), 1e140), np.zeros((1, 1)), np.zeros(1))
+    model = PolynomialModel.quadratic(
+        np.ones((1, 1)), np.zeros(1), np.full((1, 1), 1e140), np.zeros((1, 1)), np.zeros(1)
+    )
     assert _forecast.server_seconds(model, np.array([[-1e10], [1e10]]), np.ones((1, 1)), np.ones(1)) == np.inf
 
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from quad4fhe import MLP, InputError, QuadraticModel, fit
+from quad4fhe import MLP, InputError, PolynomialModel, fit
 from quad4fhe._progress import silent
 from quad4fhe.fitting.basis import Basis
 from quad4fhe.fitting.distil import Divergence, distil, minimise
@@ -39,7 +39,7 @@ def test_a_quadratic_has_the_logits_of_the_weights_it_is_made_from(outputs: int,
     selection = Selection(mlp, X, mlp.decide(X), 2, seed=0, budget=10**9, progress=silent)
     selection.judge(family)
     wanted = Standardised(mlp, X, 10**9, selection.basis).logits(*selection.point(family))
-    found = QuadraticModel(mlp.W1, mlp.b1, *selection.quadratic(family)).logits(X)
+    found = PolynomialModel.quadratic(mlp.W1, mlp.b1, *selection.quadratic(family)).logits(X)
     np.testing.assert_allclose(found, wanted.T, rtol=1e-4, atol=1e-3)
 
 
@@ -219,7 +219,7 @@ def test_a_problem_learns_from_the_rows_that_have_weight_in_it(scattered: bool) 
 def test_unitwise_model_is_the_network_with_a_quadratic_per_unit_and_correctly_rounded_constants() -> None:
     mlp, X = small(), rng.standard_normal((20, 4))
     alpha, beta, eta = rng.standard_normal((3, 7))
-    model = QuadraticModel.unitwise(mlp, alpha, beta, eta)
+    model = PolynomialModel.unitwise(mlp, alpha, beta, eta)
     y = mlp.hidden(X)
     np.testing.assert_allclose(
         model.logits(X), (alpha * y * y + beta * y + eta) @ mlp.W2.T + mlp.b2, rtol=1e-12, atol=1e-12
@@ -230,7 +230,7 @@ def test_unitwise_model_is_the_network_with_a_quadratic_per_unit_and_correctly_r
     ]
     assert model.c.tolist() == exact
     with pytest.raises(InputError, match="7 hidden units"):
-        QuadraticModel.unitwise(mlp, alpha[:3], beta, eta)
+        PolynomialModel.unitwise(mlp, alpha[:3], beta, eta)
 
 
 def test_unitwise_coefficients_come_back_even_where_a_unit_is_unheard_and_classes_are_equal() -> None:
@@ -238,8 +238,8 @@ def test_unitwise_coefficients_come_back_even_where_a_unit_is_unheard_and_classe
     head[2], head[:, 4] = head[1], 0.0
     mlp = MLP(small().W1, small().b1, head, [0.1, 0.2, 0.3])
     alpha, beta, eta = rng.standard_normal((3, 7))
-    model = QuadraticModel.unitwise(mlp, alpha, beta, eta)
-    again = QuadraticModel.unitwise(mlp, *per_unit(mlp, model.S, model.T, model.c))
+    model = PolynomialModel.unitwise(mlp, alpha, beta, eta)
+    again = PolynomialModel.unitwise(mlp, *per_unit(mlp, model.S, model.T, model.c))
     for name in ("S", "T", "c"):
         np.testing.assert_allclose(getattr(again, name), getattr(model, name), rtol=1e-9, atol=1e-12)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from quad4fhe import InputError, QuadraticModel
+from quad4fhe import InputError, PolynomialModel
 from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.container import EvaluationKeys, Reply, Request
 from quad4fhe.he.session import Client, ReplyError, Server, connect
@@ -263,7 +263,7 @@ def test_layout_batch_needs_no_keys(fit: StandInFit) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_simulator_agrees_with_the_real_error_within_a_factor_of_two(trained, name: str, layout) -> None:
     data = trained(name)
-    model = QuadraticModel.shared(data.mlp, *SHARED[name])
+    model = PolynomialModel.shared(data.mlp, *SHARED[name])
     X = data.X_cal[:4000].astype(np.float64)
     fit = stand_in(model, X)
     made = plan(fit, samples=512 if layout == "batch" else 16, layout=layout, precision="fast", X=X)
@@ -291,7 +291,7 @@ def test_the_simulator_agrees_with_the_real_error_within_a_factor_of_two(trained
 @pytest.mark.parametrize("precision", ["strict", "fast"])
 def test_real_encrypted_decisions_of_trained_models_are_kept(trained, name: str, precision) -> None:
     data = trained(name)
-    model = QuadraticModel.shared(data.mlp, *SHARED[name])
+    model = PolynomialModel.shared(data.mlp, *SHARED[name])
     X = data.X_cal.astype(np.float64)
     everything = np.vstack([X, data.X_test])
     fit = stand_in(model, X, np.stack([everything.min(axis=0), everything.max(axis=0)]))
@@ -356,14 +356,16 @@ def near_and_far(seed: int = 0) -> np.ndarray:
     "model",
     [
         # A third logit, far more sensitive than the two largest, lies just below them at the origin.
-        QuadraticModel(np.eye(2), [0, 0], [[0, 0], [0, 0], [1, 0]], [[0, 0], [0, 0], [30, 0]], [0, -1e-3, -1.03e-3]),
+        PolynomialModel.quadratic(
+            np.eye(2), [0, 0], [[0, 0], [0, 0], [1, 0]], [[0, 0], [0, 0], [30, 0]], [0, -1e-3, -1.03e-3]
+        ),
         # No slope at the origin, and curvatures that cancel on average.
-        QuadraticModel(np.eye(2), [0, 0], [[1.0, -1.0]], [[0.0, 0.0]], [1e-6]),
+        PolynomialModel.quadratic(np.eye(2), [0, 0], [[1.0, -1.0]], [[0.0, 0.0]], [1e-6]),
     ],
     ids=["a third logit", "a saddle"],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_a_strict_plan_says_can_not_change_does_not(model: QuadraticModel, layout: str) -> None:
+def test_what_a_strict_plan_says_can_not_change_does_not(model: PolynomialModel, layout: str) -> None:
     X = near_and_far()
     fit = stand_in(model, X, box=np.array([[-3.0, -3.0], [3.0, 3.0]]))
     made = plan(fit, samples=1000, layout=layout, X=X)
@@ -380,7 +382,7 @@ def test_wide_features_are_in_the_error_bound_of_layout_packed(wide: float) -> N
     rng = np.random.default_rng(1)
     W1 = rng.normal(size=(16, 10)) / wide
     W2 = rng.normal(size=(2, 16)) / 4
-    model = QuadraticModel(W1, rng.normal(size=16) * 0.1, 0.1 * W2, 0.5 * W2, [0.0, 0.1])
+    model = PolynomialModel.quadratic(W1, rng.normal(size=16) * 0.1, 0.1 * W2, 0.5 * W2, [0.0, 0.1])
     X = rng.uniform(0, wide, (200, 10))
     fit = stand_in(model, X)
     for made in (plan(fit, samples=4, layout="packed", X=X), plan(fit, samples=4, layout="packed")):
@@ -408,7 +410,7 @@ def test_a_checked_plan_gives_the_same_server_and_still_names_its_model(fit: Sta
     server.register(client.key_id, client.evaluation_keys())
     found = client.decrypt([server.evaluate(request) for request in client.encrypt(X)])
     assert np.abs(found - wanted(fit, X)).max() <= made.error.bound
-    other = QuadraticModel(
+    other = PolynomialModel.quadratic(
         *(2 * each for each in (fit.model.W1, fit.model.b1, fit.model.A[1], fit.model.A[0], fit.model.c))
     )
     with pytest.raises(InputError, match="this plan is for model"):

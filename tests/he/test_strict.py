@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import binom
 
 from adversaries import Case, cases
-from quad4fhe import InputError, QuadraticModel, plan
+from quad4fhe import InputError, PolynomialModel, plan
 from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.he.session import Server, connect
 from quad4fhe.layouts import layout_of
@@ -48,7 +48,7 @@ def test_no_decision_that_a_plan_calls_kept_changes_and_no_honest_reply_is_refus
 def test_one_sample_with_equal_weights_keeps_its_decision() -> None:
     """Encoded by SEAL alone, the coefficients of all 256 features rounded to zero together."""
     W1 = np.full((1, 256), 1 / 16)
-    model = QuadraticModel(W1, [0.0], [[0.01]], [[1.0]], [0.0])
+    model = PolynomialModel.quadratic(W1, [0.0], [[0.01]], [[1.0]], [0.0])
     X = np.outer(np.tile([1.0, -1.0], 10), np.full(256, 0.05))
     box = np.stack([np.full(256, -0.06), np.full(256, 0.06)])
     case = Case("equal weights", model, X, box, 1)
@@ -66,7 +66,7 @@ def test_features_far_from_zero_keep_their_exact_decisions(layout: str) -> None:
     rng = np.random.default_rng(3)
     for far in (1e6, 1.7e9, 1e11):
         W1 = rng.normal(size=(1, 3))
-        model = QuadraticModel(W1, -W1 @ np.full(3, far), [[0.1]], [[1.0]], [0.0])
+        model = PolynomialModel.quadratic(W1, -W1 @ np.full(3, far), [[0.1]], [[1.0]], [0.0])
         X = far + rng.uniform(-0.5, 0.5, size=(40, 3))
         case = Case("far", model, X, np.stack([X.min(axis=0), X.max(axis=0)]), len(X))
         made = plan(case, samples=len(X), layout=layout, X=X)
@@ -77,7 +77,7 @@ def test_features_far_from_zero_keep_their_exact_decisions(layout: str) -> None:
                 assert found[i] == exact_decision(model, row)
 
 
-def exact_decision(model: QuadraticModel, x: np.ndarray) -> int:
+def exact_decision(model: PolynomialModel, x: np.ndarray) -> int:
     y = [
         sum((Fraction(w) * Fraction(v) for w, v in zip(row, x.tolist(), strict=True)), Fraction(b))
         for row, b in zip(model.W1.tolist(), model.b1.tolist(), strict=True)
@@ -230,7 +230,7 @@ def test_the_bound_over_the_box_holds_where_units_cancel(d: int, heavy: bool, mo
         W1 = np.repeat(rng.normal(size=(2, d)), 2, axis=0)
         W1[1::2] += 2.0 ** -float(rng.integers(20, 40))
         S = np.array([[1.0, -1.0, 1.0, -1.0], [-1.0, 1.0, -1.0, 1.0]]) * 2.0 ** float(rng.integers(0, 26))
-        model = QuadraticModel(W1, np.zeros(4), S, np.zeros((2, 4)), [0.0, 0.0])
+        model = PolynomialModel.quadratic(W1, np.zeros(4), S, np.zeros((2, 4)), [0.0, 0.0])
         circuit = fold(model, np.stack([-np.ones(d), np.ones(d)]), "skip")
         found = bounds.bound(circuit, np.stack([-np.ones(d), np.ones(d)]))
         for _ in range(8):
@@ -276,7 +276,7 @@ def test_two_servers_of_one_plan_round_their_weights_apart() -> None:
 
 
 def test_weights_too_small_to_be_seen_in_layout_packed_are_refused_by_the_planner() -> None:
-    model = QuadraticModel(np.full((4, 3), 1e-20), np.ones(4), np.ones((1, 4)), np.ones((1, 4)), [1.0])
+    model = PolynomialModel.quadratic(np.full((4, 3), 1e-20), np.ones(4), np.ones((1, 4)), np.ones((1, 4)), [1.0])
     with pytest.raises(InputError, match="too small for layout packed"):
         plan(stand_in(model, random_samples(20, 3)), samples=1, layout="packed")
 

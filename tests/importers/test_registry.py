@@ -12,7 +12,7 @@ from quad4fhe import MLP, InputError
 from quad4fhe.exporters import EXPORTERS, Exporter, Options, Origin, export, read
 from quad4fhe.importers import IMPORTERS, Importer
 from quad4fhe.io.formats import suffixes
-from quad4fhe.polynomial import QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 
 MODEL = MLP([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.5], [[1.0, -1.0]], [0.25])
 
@@ -63,10 +63,10 @@ def test_objects_of_a_framework_are_converted(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_toy_exporter_writes_and_reads_its_files(tmp_path: Path) -> None:
-    model = QuadraticModel.shared(MODEL, 0.1, 0.5, 0.2)
+    model = PolynomialModel.shared(MODEL, 0.1, 0.5, 0.2)
     origin = Origin("shared", "hard", model.sha256, MODEL.sha256, "", "0")
 
-    def write(given: QuadraticModel, about: Origin, options: Options) -> bytes:
+    def write(given: PolynomialModel, about: Origin, options: Options) -> bytes:
         return given.sha256.encode()
 
     def again(file: Path) -> Any:

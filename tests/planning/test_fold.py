@@ -8,23 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quad4fhe import InputError, QuadraticModel
+from quad4fhe import InputError, PolynomialModel
 from quad4fhe._dyadic import Dyadic
 from quad4fhe.planning.bounds import bound
 from quad4fhe.planning.fold import FORMS, Circuit, Folding, centred, fold
 from quad4fhe.planning.integers import Scales, quantise
-from quad4fhe.polynomial import PolynomialModel
 from support.standins import heads, random_model
 
 
-def centred_logits(model: QuadraticModel, X: np.ndarray) -> np.ndarray:
+def centred_logits(model: PolynomialModel, X: np.ndarray) -> np.ndarray:
     logits = model.logits(X)
     return logits if model.outputs == 1 else logits - logits.mean(axis=1, keepdims=True)
 
 
 @given(heads(), st.integers(0, 2**31))
 @settings(max_examples=150, deadline=None)
-def test_every_form_equals_the_plaintext_head_to_rounding(model: QuadraticModel, seed: int) -> None:
+def test_every_form_equals_the_plaintext_head_to_rounding(model: PolynomialModel, seed: int) -> None:
     rng = np.random.default_rng(seed)
     box = np.sort(rng.normal(size=(2, model.features)) * 3 + rng.normal() * 5, axis=0)
     X = box[0] + rng.random((7, model.features)) * (box[1] - box[0])
@@ -43,7 +42,7 @@ def test_every_form_equals_the_plaintext_head_to_rounding(model: QuadraticModel,
 
 @given(heads())
 @settings(max_examples=60, deadline=None)
-def test_the_bound_holds_at_every_corner_and_inside(model: QuadraticModel) -> None:
+def test_the_bound_holds_at_every_corner_and_inside(model: PolynomialModel) -> None:
     rng = np.random.default_rng(0)
     box = np.sort(rng.normal(size=(2, model.features)) * 4, axis=0)
     signs = np.array(np.meshgrid(*[[0.0, 1.0]] * model.features)).reshape(model.features, -1).T
@@ -135,7 +134,7 @@ def test_the_bound_holds_in_a_narrow_box_far_from_zero(form: Any, far: float, wi
         if form == "units":
             model: PolynomialModel = PolynomialModel.by_unit([[1.0]], [-low], [[1.0]], [[0.0], [1.0]], [0.0])
         else:
-            model = QuadraticModel([[1.0]], [-low], [[1.0]], [[0.0]], [0.0])
+            model = PolynomialModel.quadratic([[1.0]], [-low], [[1.0]], [[0.0]], [0.0])
         box = np.array([[low], [low + width]])
         found = bound(fold(model, box, form), box)
         width_exact = Fraction(float(box[1, 0])) - Fraction(float(low))
@@ -192,10 +191,10 @@ def test_a_free_head_has_no_square_form_and_says_so() -> None:
 
 
 def test_a_zero_alpha_with_a_linear_term_has_no_square_form() -> None:
-    model = QuadraticModel(np.eye(2), np.zeros(2), [[1.0, 0.0]], [[1.0, 1.0]], [0.0])
+    model = PolynomialModel.quadratic(np.eye(2), np.zeros(2), [[1.0, 0.0]], [[1.0, 1.0]], [0.0])
     box = np.stack([-np.ones(2), np.ones(2)])
     assert Folding(model, box).forms == ("skip",)
-    zero = QuadraticModel(np.eye(2), np.zeros(2), [[1.0, 0.0]], [[1.0, 0.0]], [0.0])
+    zero = PolynomialModel.quadratic(np.eye(2), np.zeros(2), [[1.0, 0.0]], [[1.0, 0.0]], [0.0])
     assert Folding(zero, box).forms == FORMS
 
 
@@ -258,7 +257,7 @@ def test_a_box_upside_down_is_refused_by_feature() -> None:
 
 @given(heads(), st.integers(1, 40), st.integers(1, 30), st.integers(1, 30))
 @settings(max_examples=60, deadline=None)
-def test_integers_are_the_nearest_to_scale_times_weight(model: QuadraticModel, x: int, w: int, v: int) -> None:
+def test_integers_are_the_nearest_to_scale_times_weight(model: PolynomialModel, x: int, w: int, v: int) -> None:
     circuit = fold(model, np.stack([-np.ones(model.features), np.ones(model.features)]), "skip")
     integers = quantise(circuit, Scales(x, w, v))
     assert circuit.exact is not None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quad4fhe import MLP, Fit, InputError, QuadraticModel, fit
+from quad4fhe import MLP, Fit, InputError, PolynomialModel, fit
 from quad4fhe.layouts.batch.costs import batch_forecast, batch_seconds
 from quad4fhe.layouts.batch.search import batch_chains, prove
 from quad4fhe.layouts.packed.costs import packed_counts
@@ -216,7 +216,7 @@ def test_bad_questions_are_refused_in_words(small) -> None:
 
 @pytest.mark.parametrize("size", [1e50, 1e80])
 def test_logits_too_large_for_any_chain_are_refused_with_advice(size: float) -> None:
-    model = QuadraticModel([[size]], [0.0], [[size]], [[0.0]], [0.0])
+    model = PolynomialModel.quadratic([[size]], [0.0], [[size]], [[0.0]], [0.0])
     with pytest.raises(InputError, match="standardise"):
         plan(stand_in(model, np.array([[1.0], [2.0]])), samples=1, layout="batch")
 
@@ -302,7 +302,7 @@ def test_the_simulator_counts_operations_and_refuses_another_plan(small, small_p
 @pytest.mark.parametrize("precision", ["strict", "fast"])
 def test_the_trained_models_keep_their_decisions_in_simulation(trained, name: str, precision) -> None:
     data = trained(name)
-    model = QuadraticModel.shared(data.mlp, *SHARED[name])
+    model = PolynomialModel.shared(data.mlp, *SHARED[name])
     X = data.X_cal[:6000].astype(np.float64)
     everything = np.vstack([X, data.X_test])
     fit = stand_in(model, X, np.stack([everything.min(axis=0), everything.max(axis=0)]))
@@ -325,7 +325,7 @@ def test_padding_and_weak_units_take_the_noisiest_slots_of_layout_packed() -> No
 
 def test_a_model_that_answers_the_same_for_all_inputs_is_not_planned_for_layout_packed() -> None:
     X = random_samples(50, 2)
-    flat = QuadraticModel(np.eye(2), np.zeros(2), np.zeros((2, 2)), np.zeros((2, 2)), [1.0, 0.0])
+    flat = PolynomialModel.quadratic(np.eye(2), np.zeros(2), np.zeros((2, 2)), np.zeros((2, 2)), [1.0, 0.0])
     fit = stand_in(flat, X)
     assert plan(fit, samples=1, precision="fast").layout != "packed"
     with pytest.raises(InputError, match="answers the same for all inputs"):
@@ -346,7 +346,7 @@ def test_features_of_any_size_get_scales_that_a_client_can_encode(layout: str) -
     sizes = 10.0 ** rng.uniform(-5, 5, size=12)
     W1 = rng.normal(size=(16, 12)) / sizes
     W2 = rng.normal(size=(2, 16))
-    model = QuadraticModel(W1, np.zeros(16), 0.1 * W2, 0.5 * W2, np.zeros(2))
+    model = PolynomialModel.quadratic(W1, np.zeros(16), 0.1 * W2, 0.5 * W2, np.zeros(2))
     made = plan(stand_in(model, rng.normal(size=(60, 12)) * sizes), samples=60, layout=layout)
     assert made.scales.x + np.log2(max(1.0, made.reach)) <= 62
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quad4fhe import MLP, CertificateError, Evidence, Fit, InputError, QuadraticModel, fit, verify
+from quad4fhe import MLP, CertificateError, Evidence, Fit, InputError, PolynomialModel, fit, verify
 from quad4fhe.proof.certificate import certify
 from quad4fhe.proof.evidence import check_evidence, contradiction_weights
 from support.cases import CASES, LOSSLESS, LOSSLESS_X, PAIRS, PLANE, PLANE_X
@@ -51,7 +51,7 @@ def test_a_flipped_bit_of_a_coefficient_is_noticed_even_with_new_hashes(case: in
     value = np.array(getattr(found, name), dtype=np.float64)
     flipped = float((value.view(np.uint64) ^ np.uint64(1 << bit)).view(np.float64))
     changed = {key: getattr(found, key) for key in ("alpha", "beta", "eta", "tau")} | {name: flipped}
-    if QuadraticModel.shared(found.mlp, **changed).sha256 == found.model.sha256:
+    if PolynomialModel.shared(found.mlp, **changed).sha256 == found.model.sha256:
         return  # a last bit that rounds away in S, T and c: the same model, so the claim is as true as before
     with pytest.raises(CertificateError, match="are not the coefficients"):
         verify(resealed(found, **{name: flipped}), None, X)
@@ -142,7 +142,7 @@ def test_a_large_row_does_not_loosen_the_check_of_the_margin() -> None:
 def test_coefficients_that_are_not_lossless_can_not_be_certified_by_new_hashes() -> None:
     """A complete forgery: other coefficients, all hashes right, the claim left standing."""
     bad = LOSSLESS.alpha, LOSSLESS.beta, LOSSLESS.eta - 50 / float(LOSSLESS.mlp.W2.sum())
-    model = QuadraticModel.shared(LOSSLESS.mlp, *bad)
+    model = PolynomialModel.shared(LOSSLESS.mlp, *bad)
     forgery = resealed(LOSSLESS, model=model, alpha=bad[0], beta=bad[1], eta=bad[2])
     with pytest.raises(CertificateError, match="decisions change and the certificate lists 0"):
         verify(forgery, None, LOSSLESS_X)
@@ -209,6 +209,6 @@ def test_contradiction_weights_solve_the_system_exactly(seed: int, rows: int, di
 def test_a_tie_of_the_replacement_is_not_lossless() -> None:
     mlp = MLP([[1.0]], [0.0], [[1.0]], [0.0])
     X = np.array([[1.0], [0.0], [-1.0]])
-    certificate, _ = certify(mlp, QuadraticModel.shared(mlp, 0.0, 1.0, 0.0), X)
+    certificate, _ = certify(mlp, PolynomialModel.shared(mlp, 0.0, 1.0, 0.0), X)
     assert certificate.mismatches == []
     assert certificate.statement == "measured"

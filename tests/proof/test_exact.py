@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quad4fhe import MLP, QuadraticModel
+from quad4fhe import MLP, PolynomialModel
 from quad4fhe.proof.exact import WholeNumbers, bounded_logits, decisions
 from support.strategies import float_mlps, seeds, whole_number_mlps
 
 
-def rational_logits(model: MLP | QuadraticModel, x: np.ndarray) -> list[Fraction]:
+def rational_logits(model: MLP | PolynomialModel, x: np.ndarray) -> list[Fraction]:
     """Logits by the definition, one fraction at a time."""
 
     def affine(W: np.ndarray, v: list[Fraction], b: np.ndarray) -> list[Fraction]:
@@ -32,7 +32,7 @@ def rational_logits(model: MLP | QuadraticModel, x: np.ndarray) -> list[Fraction
     return [Fraction(0), *out] if len(out) == 1 else out
 
 
-def check(model: MLP | QuadraticModel, X: np.ndarray) -> None:
+def check(model: MLP | PolynomialModel, X: np.ndarray) -> None:
     found = decisions(model, X)
     for i, x in enumerate(X):
         logits = rational_logits(model, x)
@@ -48,7 +48,7 @@ def test_decisions_are_exact_on_models_full_of_ties(mlp: MLP, seed: int) -> None
     rng = np.random.default_rng(seed)
     X = rng.integers(-3, 4, (6, mlp.features)).astype(float)
     check(mlp, X)
-    check(QuadraticModel.shared(mlp, *rng.integers(-2, 3, 3).astype(float)), X)
+    check(PolynomialModel.shared(mlp, *rng.integers(-2, 3, 3).astype(float)), X)
 
 
 @given(float_mlps(), seeds, st.integers(-8, 8))
@@ -56,7 +56,7 @@ def test_decisions_are_exact_on_any_scale(mlp: MLP, seed: int, power: int) -> No
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(4, mlp.features)) * 10.0**power
     check(mlp, X)
-    check(QuadraticModel.shared(mlp, *rng.normal(size=3)), X)
+    check(PolynomialModel.shared(mlp, *rng.normal(size=3)), X)
 
 
 @given(float_mlps(outputs=(2, 3)), seeds)
@@ -75,7 +75,7 @@ def test_a_sample_moved_onto_the_boundary_is_decided_exactly(mlp: MLP, seed: int
 def test_the_rounding_error_bound_holds_for_every_logit(mlp: MLP, seed: int) -> None:
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(3, mlp.features))
-    for model in (mlp, QuadraticModel.shared(mlp, *rng.normal(size=3))):
+    for model in (mlp, PolynomialModel.shared(mlp, *rng.normal(size=3))):
         logits, error = bounded_logits(model, X)
         for i, x in enumerate(X):
             exact = rational_logits(model, x)[-logits.shape[1] :]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quad4fhe import MLP, QuadraticModel
+from quad4fhe import MLP, PolynomialModel
 from quad4fhe_reproduce.ciphertexts import (
     PAPER_GRID,
     SMALL_GRID,
@@ -47,7 +47,7 @@ def test_the_search_goes_down_the_grid_to_the_first_feasible_row() -> None:
 
 
 def test_the_folded_circuit_is_feasible_below_the_papers_grid() -> None:
-    model = QuadraticModel.shared(NETWORK, 0.1, 0.5, 0.2)
+    model = PolynomialModel.shared(NETWORK, 0.1, 0.5, 0.2)
     rows = minimum_plan(stand_in(model, X), X)
     assert all(row.feasible and row.ring < 2**14 for row in rows)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
-from quad4fhe import Fit, InputError, QuadraticModel
+from quad4fhe import Fit, InputError, PolynomialModel
 from quad4fhe.cli import main
 from quad4fhe.he import container, keys
 from quad4fhe.he.canaries import Known, Mixture
@@ -49,8 +49,8 @@ def known(fit: Fit) -> Known:
     return Known(X, fit.model.logits(X))
 
 
-def scaled(model: QuadraticModel, factor: float) -> QuadraticModel:
-    return QuadraticModel(model.W1, model.b1, factor * model.S, factor * model.T, factor * model.c)
+def scaled(model: PolynomialModel, factor: float) -> PolynomialModel:
+    return PolynomialModel.quadratic(model.W1, model.b1, factor * model.S, factor * model.T, factor * model.c)
 
 
 def replaying(fit: Fit, made: Plan) -> Answer:
@@ -102,7 +102,7 @@ def test_a_server_that_lies_is_detected_in_ten_runs_of_ten(fit: Fit, made: Plan,
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_trained_models_raise_no_alarm_and_other_weights_do(trained, name: str, calibrated: bool) -> None:
     data = trained(name)
-    model = QuadraticModel.shared(data.mlp, *SHARED[name])
+    model = PolynomialModel.shared(data.mlp, *SHARED[name])
     X = data.X_cal[:1500].astype(np.float64)
     honest = stand_in(model, X)
     made = plan(honest, samples=2048, layout="batch", precision="strict", X=X if calibrated else None)

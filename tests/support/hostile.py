@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from quad4fhe import QuadraticModel
+from quad4fhe import PolynomialModel
 from quad4fhe.he import container, session
 from quad4fhe.he.session import Reply, Server
 from quad4fhe.planning.plan import Fitted, Plan
@@ -110,7 +110,7 @@ def with_residues(plan: Plan, change: Callable[[int, Any], Any]) -> Answer:
     return answer
 
 
-def evaluating(fit: Fitted, plan: Plan, model: QuadraticModel | None = None) -> Answer:
+def evaluating(fit: Fitted, plan: Plan, model: PolynomialModel | None = None) -> Answer:
     """Answer by evaluation: of the plan's model, or under its name of another one."""
     other = SimpleNamespace(model=fit.model if model is None else model, model_id=plan.model_id)
     with mock.patch.object(

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quad4fhe import QuadraticModel
+from quad4fhe import PolynomialModel
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ SHARED = {
 class StandInFit:
     """What a plan needs to know of a fit."""
 
-    model: QuadraticModel
+    model: PolynomialModel
     box: Floats
     margins: Floats
 
@@ -37,7 +37,7 @@ class StandInFit:
         return hashlib.sha256(b"stand-in" + self.model.sha256.encode()).hexdigest()
 
 
-def stand_in(model: QuadraticModel, X: Floats, box: Floats | None = None) -> StandInFit:
+def stand_in(model: PolynomialModel, X: Floats, box: Floats | None = None) -> StandInFit:
     """A fit of `model` calibrated on X."""
     X = np.asarray(X, dtype=np.float64)
     logits = model.logits(X)
@@ -46,14 +46,14 @@ def stand_in(model: QuadraticModel, X: Floats, box: Floats | None = None) -> Sta
     return StandInFit(model, np.stack([X.min(axis=0), X.max(axis=0)]) if box is None else box, margins)
 
 
-def random_model(d: int, m: int, K: int, seed: int = 0, *, free: bool = False, alpha: float = 0.08) -> QuadraticModel:
+def random_model(d: int, m: int, K: int, seed: int = 0, *, free: bool = False, alpha: float = 0.08) -> PolynomialModel:
     """A network whose pre-activations have a spread of about 2; `free` draws S and T apart, as a head does."""
     rng = np.random.default_rng(seed)
     W1 = rng.normal(size=(m, d)) * 2.0 / np.sqrt(d)
     b1 = rng.normal(size=m) * 0.5
     W2 = rng.normal(size=(K, m)) / np.sqrt(m)
     T = rng.normal(size=(K, m)) / np.sqrt(m) if free else 0.5 * W2
-    return QuadraticModel(W1, b1, alpha * W2, T, rng.normal(size=K) * 0.3)
+    return PolynomialModel.quadratic(W1, b1, alpha * W2, T, rng.normal(size=K) * 0.3)
 
 
 def random_samples(n: int, d: int, seed: int = 1) -> Floats:
@@ -62,7 +62,7 @@ def random_samples(n: int, d: int, seed: int = 1) -> Floats:
 
 
 @st.composite
-def heads(draw: Callable[[st.SearchStrategy[int]], int]) -> QuadraticModel:
+def heads(draw: Callable[[st.SearchStrategy[int]], int]) -> PolynomialModel:
     """Small models of every family, with some alphas exactly zero or tiny."""
     seed = draw(st.integers(0, 2**31))
     rng = np.random.default_rng(seed)
@@ -77,4 +77,4 @@ def heads(draw: Callable[[st.SearchStrategy[int]], int]) -> QuadraticModel:
         S, T = W2 * alpha, W2 * beta
     else:
         S, T = rng.normal(size=(K, m)), rng.normal(size=(K, m))
-    return QuadraticModel(rng.normal(size=(m, d)), rng.normal(size=m), S, T, rng.normal(size=K))
+    return PolynomialModel.quadratic(rng.normal(size=(m, d)), rng.normal(size=m), S, T, rng.normal(size=K))

@@ -62,12 +62,12 @@ def server_encrypted_compute(size: Size) -> None:
 
 
 def _server(size: Size, plan: Any) -> Any:
-    from quad4fhe import QuadraticModel, Server
+    from quad4fhe import PolynomialModel, Server
 
     if not _stored().exists():
         raise SystemExit(f"no {_stored()}; run server_preprocess_model first")
     with np.load(_stored()) as stored:
-        model = QuadraticModel(*(stored[name] for name in ("W1", "b1", "S", "T", "c")))
+        model = PolynomialModel.quadratic(*(stored[name] for name in ("W1", "b1", "S", "T", "c")))
         checked = _sha256(size.plan) in stored["checked"]
     return Server(SimpleNamespace(model=model, model_id=plan.model_id), plan, checked=checked)
 

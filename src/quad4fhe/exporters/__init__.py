@@ -21,7 +21,7 @@ from quad4fhe.exporters.folding import folded
 from quad4fhe.io.files import opened, write_atomically
 from quad4fhe.io.formats import format_of
 from quad4fhe.mlp import decide
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 
 __all__ = ["EXPORTERS", "Exporter", "Options", "Origin", "changed_decisions", "export", "exporter_of", "folded", "read"]
 
@@ -157,14 +157,14 @@ def model_of(arrays: dict[str, Any]) -> PolynomialModel:
     """The model with these exported arrays."""
     if "V" in arrays:
         return PolynomialModel.by_unit(*(arrays[name] for name in HIGHER))
-    return QuadraticModel(*(arrays[name] for name in QUADRATIC))
+    return PolynomialModel.quadratic(*(arrays[name] for name in QUADRATIC))
 
 
 def rounded(model: PolynomialModel, dtype: str) -> dict[str, NDArray[Any]]:
     """The model's five arrays in `dtype`; raises InputError for a number that the type can't hold."""
     if dtype not in ("float64", "float32"):
         raise InputError(f"dtype is {dtype!r}, wanted 'float64' or 'float32'")
-    quadratic = isinstance(model, QuadraticModel)
+    quadratic = model.is_quadratic
     if not quadratic and model.V is None:
         raise InputError("a model without a polynomial per unit can't be exported; fit it as unitwise or shared")
     out = {}

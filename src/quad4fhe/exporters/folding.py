@@ -10,18 +10,18 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 
 _PROPORTIONAL = 64 * np.finfo(np.float64).eps  # the rounding of products such as alpha * W2
 
 
-def folded(model: PolynomialModel) -> QuadraticModel:
+def folded(model: PolynomialModel) -> PolynomialModel:
     """The same function without a linear term.
 
     With one quadratic per unit (families shared and unitwise), complete the square: S y^2 + T y = S (y+t)^2 - S t^2.
     A free head gets two more units per class instead, because 4 s v = (s v + 1)^2 - (s v - 1)^2 with v = T y.
     """
-    if not isinstance(model, QuadraticModel):
+    if not model.is_quadratic:
         raise InputError(
             f"only a model of degree 2 can be folded, and this has degree {model.degree}; export it unfolded"
         )
@@ -30,7 +30,7 @@ def folded(model: PolynomialModel) -> QuadraticModel:
     offset = _offset(model.S, model.T)
     if offset is not None:
         c = model.c - model.S @ np.square(offset)
-        return QuadraticModel(model.W1, model.b1 + offset, model.S, np.zeros_like(model.T), c)
+        return PolynomialModel.quadratic(model.W1, model.b1 + offset, model.S, np.zeros_like(model.T), c)
     return _with_more_units(model)
 
 
@@ -45,7 +45,7 @@ def _offset(S: Array, T: Array) -> Array | None:
     return t if same.all() else None
 
 
-def _with_more_units(model: QuadraticModel) -> QuadraticModel:
+def _with_more_units(model: PolynomialModel) -> PolynomialModel:
     K, m = model.S.shape
     U, u = model.T @ model.W1, model.T @ model.b1
     # Near 1/|v|, so that both squares are about as large as their difference; a power of two makes scaling exact.
@@ -57,4 +57,4 @@ def _with_more_units(model: QuadraticModel) -> QuadraticModel:
     S[:, :m] = model.S
     S[np.arange(K), m + np.arange(K)] = 1 / (4 * s)
     S[np.arange(K), m + K + np.arange(K)] = -1 / (4 * s)
-    return QuadraticModel(W1, b1, S, np.zeros_like(S), model.c)
+    return PolynomialModel.quadratic(W1, b1, S, np.zeros_like(S), model.c)

@@ -20,7 +20,7 @@ import numpy as np
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.exporters import QUADRATIC, Exporter, Options, Origin, model_of, rounded
 from quad4fhe.io.files import parsing, write_atomically
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 
 OPSET = 14  # every runtime in use reads it; Concrete ML reads no older one
 IR_VERSION = 7  # the file format of the same ONNX release
@@ -37,7 +37,7 @@ def to_model(model: PolynomialModel, origin: Origin, options: Options) -> Any:
     onnx = _onnx()
     helper, kind = onnx.helper, getattr(onnx.TensorProto, {"float32": "FLOAT"}.get(options.dtype, "DOUBLE"))
     arrays, rows = rounded(model, options.dtype), options.batch or "n"
-    linear = not isinstance(model, QuadraticModel) or bool(model.T.any())
+    linear = not model.is_quadratic or bool(model.T.any())
     if model.degree == 2 and not linear:
         del arrays["T"]
     if "a" in arrays:

@@ -14,7 +14,7 @@ import numpy as np
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.exporters import Exporter, Options, Origin, model_of, rounded
 from quad4fhe.io.files import parsing
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 
 _HIGHER = {"hidden.weight": "W1", "hidden.bias": "b1", "coefficients": "a", "head.weight": "V", "head.bias": "c"}
 _KEYS = {"hidden.weight": "W1", "hidden.bias": "b1", "squares.weight": "S", "linear.weight": "T", "squares.bias": "c"}
@@ -31,9 +31,9 @@ def to_module(model: PolynomialModel, dtype: str = "float64") -> Any:
 
     arrays, kind = rounded(model, dtype), getattr(torch, dtype)
     net: Any
-    if isinstance(model, QuadraticModel) and not model.T.any():
+    if model.is_quadratic and not model.T.any():
         keys, net = _FOLDED, FoldedNet(model.features, model.units, model.outputs, dtype=kind)
-    elif isinstance(model, QuadraticModel):
+    elif model.is_quadratic:
         keys, net = _KEYS, QuadraticNet(model.features, model.units, model.outputs, dtype=kind)
     else:
         keys, net = _HIGHER, PolynomialNet(model.features, model.units, model.outputs, model.degree, dtype=kind)

@@ -18,7 +18,7 @@ from quad4fhe.fitting.result import Fit, count_agreement
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.io.rows import Rows
 from quad4fhe.mlp import MLP
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.exact import shard_decisions
 from quad4fhe.proof.guarantee import HoldOut
 from quad4fhe.workers.shards import Shard
@@ -98,7 +98,7 @@ def coarsest(run: Run, found: Candidate) -> tuple[int | None, int | None]:
             # The statistics quickly reject most roundings; only the model itself can accept one.
             if not run.shards.total(operator.and_, _seems_same, model, (alpha, beta, eta, tau), *B_b):
                 continue
-            near = QuadraticModel.shared(run.mlp, alpha, beta, eta, tau)
+            near = PolynomialModel.shared(run.mlp, alpha, beta, eta, tau)
             if run.shards.total(operator.and_, _is_same, model, near):
                 return places
         return None
@@ -124,5 +124,5 @@ def _seems_same(shard: Shard, model: PolynomialModel, near: _Four, B: Array, b: 
     return all(np.array_equal(np.argmax(block.scores(P, theta), axis=1), labels[rows]) for rows, P, _ in block.chunks)
 
 
-def _is_same(shard: Shard, model: PolynomialModel, near: QuadraticModel) -> bool:
+def _is_same(shard: Shard, model: PolynomialModel, near: PolynomialModel) -> bool:
     return np.array_equal(shard_decisions(near, shard).label, _labels(shard, model))

@@ -25,7 +25,7 @@ from quad4fhe.fitting.rounding import FINER, GRID, SHARES, Bits, Copies, Units, 
 from quad4fhe.fitting.run import Candidate, Run
 from quad4fhe.fitting.select import Judged, Selection, own_coefficients
 from quad4fhe.mlp import MLP, decide
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.guarantee import margins_of
 from quad4fhe.regime import Regime
 from quad4fhe.workers.shards import Shard
@@ -117,11 +117,11 @@ class Ladder:
         least, own = self._seconds[2], self._seconds[degree]
         return own / least if np.isfinite([least, own]).all() else np.inf
 
-    def _quadratic(self) -> QuadraticModel:
+    def _quadratic(self) -> PolynomialModel:
         """The judged family of degree 2 on all rows, which is not rounded."""
         tried = self.judge(2)
         S, T, c = (np.ldexp(each, self.power) for each in tried.selection.quadratic(tried.judged.family))
-        return QuadraticModel(self.run.mlp.W1, self.run.mlp.b1, S, T, c)
+        return PolynomialModel.quadratic(self.run.mlp.W1, self.run.mlp.b1, S, T, c)
 
     def _model(self, degree: int) -> PolynomialModel:
         """The judged family of a degree on all rows, rounded."""

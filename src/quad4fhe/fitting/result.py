@@ -32,7 +32,7 @@ from quad4fhe.io.files import check_place, one_line, opened, write_atomically
 from quad4fhe.io.rows import Rows, as_rows
 from quad4fhe.mlp import MLP
 from quad4fhe.names import Names
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.certificate import Certificate, Certified
 from quad4fhe.proof.exact import shard_decisions
 from quad4fhe.proof.guarantee import Guarantee, HoldOut, Terms, is_above
@@ -117,8 +117,8 @@ class Fit(Certified):
         """The weights of the pre-activations, (K, m), of a fit of degree 2."""
         return self._quadratic().T
 
-    def _quadratic(self) -> QuadraticModel:
-        if not isinstance(self.model, QuadraticModel):
+    def _quadratic(self) -> PolynomialModel:
+        if not self.model.is_quadratic:
             raise InputError(f"S and T belong to degree 2, and this fit has degree {self.degree}; see fit.model.A")
         return self.model
 
@@ -364,7 +364,7 @@ def _lost_of(shard: Shard, model: PolynomialModel) -> int:
 
 def _arrays(model: PolynomialModel) -> dict[str, Array]:
     """The arrays of a model in a fit file; above degree 2 with a first layer of its own."""
-    if isinstance(model, QuadraticModel):
+    if model.is_quadratic:
         return {"S": model.S, "T": model.T}
     assert model.V is not None
     assert model.a is not None
@@ -375,7 +375,7 @@ def _model(degree: int, tensors: dict[str, Array]) -> PolynomialModel:
     if (degree == 2) != ("S" in tensors):
         raise InputError(f"it says degree {degree}, and holds the arrays of another")
     if degree == 2:
-        return QuadraticModel(*(tensors[key] for key in ("W1", "b1", "S", "T", "c")))
+        return PolynomialModel.quadratic(*(tensors[key] for key in ("W1", "b1", "S", "T", "c")))
     model = PolynomialModel.by_unit(*(tensors[key] for key in ("W", "t", "V", "a", "c")))
     if model.degree != degree:
         raise InputError(f"it says degree {degree}, and its coefficients have {model.degree}")

@@ -19,7 +19,7 @@ from quad4fhe.fitting.families import SHARED
 from quad4fhe.fitting.notes import UNDECIDED
 from quad4fhe.fitting.sweeps import Tally, tally
 from quad4fhe.mlp import MLP
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.certificate import Certificate, certify
 from quad4fhe.proof.evidence import Evidence
 from quad4fhe.regime import Regime
@@ -65,7 +65,7 @@ class Candidate:
     @cached_property
     def model(self) -> PolynomialModel:
         """The polynomial model: the one that was given as `free`, else the shared one of the coefficients."""
-        return self.free or QuadraticModel.shared(self.mlp, self.alpha, self.beta, self.eta, self.tau)
+        return self.free or PolynomialModel.shared(self.mlp, self.alpha, self.beta, self.eta, self.tau)
 
     @property
     def certified(self) -> Certificate:

@@ -29,7 +29,7 @@ from quad4fhe.fitting.features import (
 )
 from quad4fhe.fitting.subspaces import Subspace, subspace
 from quad4fhe.mlp import MLP
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 
 SHARPNESS = (1.0, 2.0, 4.0)
 """Factors on the ReLU logits before their softmax: few rows learn from all of it (1), many from what decides (4)."""
@@ -213,8 +213,13 @@ class Selection:
         S, T, c = self.quadratic(family)
         if family == UNITWISE:
             three = per_unit(self.mlp, S, T, c)  # the same for every scale of the head
-            return QuadraticModel.unitwise(mlp, *three), *three
-        return QuadraticModel(mlp.W1, mlp.b1, *(np.ldexp(each, power) for each in (S, T, c))), None, None, None
+            return PolynomialModel.unitwise(mlp, *three), *three
+        return (
+            PolynomialModel.quadratic(mlp.W1, mlp.b1, *(np.ldexp(each, power) for each in (S, T, c))),
+            None,
+            None,
+            None,
+        )
 
     def quadratic(self, family: str) -> tuple[Array, Array, Array]:
         """S, T and c of a judged family of degree 2, fitted on all rows."""

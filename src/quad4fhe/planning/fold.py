@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from quad4fhe._arrays import Array, row_chunks, tensor
 from quad4fhe._dyadic import Dyadic
 from quad4fhe.errors import InputError
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 
 Form = Literal["square", "skip", "units"]
 FORMS: tuple[Form, ...] = ("square", "skip")
@@ -203,7 +203,7 @@ class Folding:
     @cached_property
     def forms(self) -> tuple[Form, ...]:
         """The forms this model can take; a head with free S and T has no square form."""
-        if not isinstance(self.model, QuadraticModel):
+        if not self.model.is_quadratic:
             return () if self.model.V is None else ("units",)
         return FORMS if self._offset is not None else ("skip",)
 

@@ -29,7 +29,7 @@ from quad4fhe._dyadic import Dyadic
 from quad4fhe._progress import Progress, silent
 from quad4fhe.activations.intervals import ZERO, Interval
 from quad4fhe.mlp import MLP
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.settled import BITS, WAYS, Settled, float_way
 
 if TYPE_CHECKING:  # exact decisions do not depend on how the rows are stored
@@ -161,12 +161,6 @@ def bounded_logits(model: Model, X: Array) -> tuple[Array, Array]:
         logits = r @ model.W2.T + model.b2
         moved = y_error if model.activation.is_default else model.activation.error(y, y_error)
         error = rounding * (np.abs(r) @ size.T + np.abs(model.b2)) + moved @ size.T
-    elif isinstance(model, QuadraticModel):
-        z, a = y * y, np.abs(y)
-        size_s, size_t = np.abs(model.S), np.abs(model.T)
-        logits = z @ model.S.T + y @ model.T.T + model.c
-        error = rounding * (z @ size_s.T + a @ size_t.T + np.abs(model.c))
-        error += (2.0 * a * y_error + y_error * y_error + _TINY) @ size_s.T + y_error @ size_t.T
     else:
         return _bounded_polynomial(model, y, y_error)
     return logits, _SLACK * error + (m + 4) * _TINY

@@ -12,7 +12,7 @@ from quad4fhe._arrays import Array, IntArray
 from quad4fhe._registry import Registry
 from quad4fhe.errors import CertificateError, InputError
 from quad4fhe.mlp import MLP
-from quad4fhe.polynomial import PolynomialModel, QuadraticModel
+from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.regime import Kind
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _check_shared(fit: Certified) -> None:
         raise CertificateError(
             "the family is said to be shared: wanted four finite numbers as alpha, beta, eta and tau"
         )
-    if QuadraticModel.shared(fit.mlp, *coefficients).sha256 != fit.model.sha256:
+    if PolynomialModel.shared(fit.mlp, *coefficients).sha256 != fit.model.sha256:
         raise CertificateError(
             f"alpha={fit.alpha!r}, beta={fit.beta!r}, eta={fit.eta!r}, tau={fit.tau!r} are not the coefficients "
             "behind S, T and c"
@@ -105,7 +105,7 @@ def _check_unitwise(fit: Certified) -> None:
         _check_higher(fit, pooled=False)
         return
     try:
-        expected = QuadraticModel.unitwise(fit.mlp, fit.alpha, fit.beta, fit.eta)
+        expected = PolynomialModel.unitwise(fit.mlp, fit.alpha, fit.beta, fit.eta)
     except InputError as error:
         raise CertificateError(f"the unitwise coefficients can't be those behind S, T and c: {error}") from None
     if expected.sha256 != fit.model.sha256:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from sklearn.metrics import accuracy_score, f1_score
 
-from quad4fhe import MLP, InputError, QuadraticModel, _arrays, fit
+from quad4fhe import MLP, InputError, PolynomialModel, _arrays, fit
 from quad4fhe.deep import DeepMLP
 from quad4fhe_reproduce.baselines import Polynomial, Problem, Series, compare, comparison_table, fitted, measure
 from quad4fhe_reproduce.baselines.remez import remez
@@ -81,9 +81,9 @@ def test_without_labels_there_is_no_accuracy():
 
 def test_fitted_quadratics_stand_in_the_same_table():
     mlp, X_cal, X_test, y_test = problem()
-    same = QuadraticModel.shared(mlp, 1.0, 0.0, 0.0)
+    same = PolynomialModel.shared(mlp, 1.0, 0.0, 0.0)
     rng = np.random.default_rng(5)
-    moved = QuadraticModel(
+    moved = PolynomialModel.quadratic(
         rng.normal(size=(3, 5)), rng.normal(size=3), rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), np.zeros(4)
     )
     result = measure(mlp, X_cal, X_test, y_test, replacements={"Square": square(), "ours": same, "moved": moved})
@@ -219,7 +219,7 @@ def test_inputs_that_do_not_fit_are_refused():
         measure(mlp, X_cal, X_test, replacements={"ReLU": square()})
     other = MLP(np.ones((2, 5)), np.zeros(2), np.ones((3, 2)), np.zeros(3))
     with pytest.raises(InputError, match="takes 5 features to 3 logits"):
-        measure(mlp, X_cal, X_test, replacements={"other": QuadraticModel.shared(other, 1.0, 0.0, 0.0)})
+        measure(mlp, X_cal, X_test, replacements={"other": PolynomialModel.shared(other, 1.0, 0.0, 0.0)})
 
 
 def test_quad_is_the_papers_quadratic_also_where_another_family_is_better() -> None:

@@ -20,7 +20,6 @@ from quad4fhe.errors import InputError
 from quad4fhe.layouts.lift.monomials import Lift, lift_over
 from quad4fhe.planning.fold import Circuit
 from quad4fhe.planning.target import Question
-from quad4fhe.polynomial import QuadraticModel
 
 _PART = 2**22  # numbers of one block of products of weights
 
@@ -42,7 +41,7 @@ def lift_question(question: Question) -> Question:
     A quadratic is folded so already. Above degree 2 the head keeps its few bits and a small mean; here its weights are
     numbers like any other, and every logit loses the same function.
     """
-    if isinstance(question.model, QuadraticModel):
+    if question.model.is_quadratic:
         return question
     given: Any = {each.name: getattr(question, each.name) for each in fields(question)}
     return _Centred(**given)
