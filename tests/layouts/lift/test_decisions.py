@@ -34,7 +34,6 @@ def test_no_decision_changes_and_no_size_is_told_twice(outputs: int, features: i
     assert made.kept
     assert made.settings["security"] >= 40
     assert made.reliable is None
-    assert made.reference is None
     client, server = connect(fit, made)
     X = random_samples(300, features)[:40]
     found = np.concatenate([client.decrypt(server.evaluate(client.encrypt(x[None])[0])) for x in X])
