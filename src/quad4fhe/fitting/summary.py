@@ -84,7 +84,7 @@ def _model(fit: Fit) -> Lines:
     kinds = dict.fromkeys(map(str, mlp.activations))
     if list(kinds) != ["ReLU"]:
         lines.append(("activation", " and ".join(kinds)))
-    if fit.certificate.settled is not None and (len(lines) or mlp.has_derived_head):
+    if len(lines) or mlp.has_derived_head:
         lines.append(("settled", f"the model's own decisions: {fit.certificate.settled.sentence()}"))
     return lines
 

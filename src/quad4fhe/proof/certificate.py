@@ -30,8 +30,6 @@ from quad4fhe.workers.pool import Workers
 from quad4fhe.workers.shards import SHARD_ROWS, Shard, Shards
 
 FORMAT = 2
-OLDEST = 1
-"""Certificates of this format do not say how the model's decisions were settled."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +38,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `mismatches` are the calibration rows whose decision is lost, `ties` counts exact ties of the ReLU logits,
     `margin` is the smallest gap between the winning logit and the next of a lossless replacement. A replacement that
     keeps every decision, but some only by the tie rule, is not called lossless. `settled` counts how the trained
-    model's own decisions were settled; a certificate of format 1 does not have it.
+    model's own decisions were settled.
     """
 
     format: int
@@ -54,7 +52,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     replacement_sha256: Sha256
     calibration_sha256: Sha256
     targets_sha256: Sha256
-    settled: Settled | None = None
+    settled: Settled
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

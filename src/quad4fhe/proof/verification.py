@@ -20,7 +20,6 @@ from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.certificate import (
     FORMAT,
-    OLDEST,
     Certificate,
     Certified,
     Examined,
@@ -159,16 +158,9 @@ def _same(what: str, found: str | None, claimed: str) -> None:
 def check_without_data(fit: Certified) -> None:
     """Check what needs no data: the hashes of both models, the coefficients, the regime, and contradictions."""
     claim = fit.certificate
-    if not OLDEST <= claim.format <= FORMAT:
-        raise CertificateError(
-            f"the certificate has format {claim.format}, this version checks formats {OLDEST} to {FORMAT}"
-        )
-    if (claim.settled is None) != (claim.format == OLDEST):
-        said = "says" if claim.settled is not None else "does not say"
-        raise CertificateError(f"the certificate has format {claim.format} and {said} how decisions were settled")
-    if claim.settled is None and fit.mlp.network is not None:
-        raise CertificateError("the certificate does not say that this model's decisions were measured; fit again")
-    wrong = None if claim.settled is None else problem(claim.settled, fit.mlp, claim.samples)
+    if claim.format != FORMAT:
+        raise CertificateError(f"the certificate has format {claim.format}, this version checks format {FORMAT}")
+    wrong = problem(claim.settled, fit.mlp, claim.samples)
     if wrong is not None:
         raise CertificateError(wrong)
     _same("the model in the fit", fit.mlp.sha256, claim.model_sha256)
@@ -237,14 +229,12 @@ def _check_decisions(fit: Certified, shards: Shards, report: Report) -> tuple[in
     return rational, found
 
 
-def _check_settled(claim: Settled | None, found: Found) -> None:
+def _check_settled(claim: Settled, found: Found) -> None:
     """The counts must be those found here, but for rows at the very limit of the float bound.
 
     Sums of floats differ in their last bits between processors, so such a row may be settled in another way elsewhere.
     No floats settle a row that is level, and the rows of a graph are measured everywhere: these counts are exact.
     """
-    if claim is None:  # an older certificate
-        return
     for way in WAYS:
         stated, own = getattr(claim, way), getattr(found.settled, way)
         if abs(stated - own) > (0 if way in ("level", "measured") else found.close):
