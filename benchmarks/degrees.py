@@ -31,7 +31,6 @@ from compact import write
 from machine import describe
 from quad4fhe import MLP, Client, Server, fit, plan
 from quad4fhe.fitting import ladder as degrees_fitting
-from quad4fhe.fitting import learning
 from quad4fhe.fitting.basis import Basis
 from quad4fhe.fitting.rounding import GRID, Units, rounded_units
 from quad4fhe.fitting.select import Judged, Selection, judged_rows
@@ -193,7 +192,7 @@ def main() -> None:
     if options.out.exists():
         document = json.loads(options.out.read_text())
     known = {(r["model"], r["method"], r["degree"], r["seed"]) for r in document["results"]}
-    degrees_fitting.Selection = learning.Selection = selection  # type: ignore[assignment,misc] # see Kept
+    degrees_fitting.Selection = selection  # type: ignore[assignment,misc] # see Kept
     for name in options.models:
         cases = [(method, degree) for method in options.methods for degree in options.degrees]
         wanted = [case for case in cases if (name, *case, options.seed) not in known]

@@ -19,7 +19,7 @@ from quad4fhe.errors import CertificateError, InputError, TargetNotReachedError
 from quad4fhe.fitting.basis import Basis
 from quad4fhe.fitting.features import Pool
 from quad4fhe.fitting.hulls import Apart, Meet, closest
-from quad4fhe.fitting.ladder import _Tried, fixed
+from quad4fhe.fitting.ladder import _fixed, _Tried
 from quad4fhe.fitting.rounding import GRID, Copies, Units, rounded_units
 from quad4fhe.fitting.select import Judged, Selection
 from quad4fhe.polynomial import PolynomialModel
@@ -269,7 +269,7 @@ def test_a_lower_degree_is_taken_only_where_it_is_better_by_more_than_an_error(l
             return degree
 
     ladder: Any = Judging()
-    assert fixed(ladder, 4, lambda: pytest.fail("degree 2 was not asked for")) == taken
+    assert _fixed(ladder, 4) == taken
     assert bool(ladder.run.notes) == (taken < 4)
     ladder.run.notes.clear()
 

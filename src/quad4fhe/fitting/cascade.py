@@ -8,27 +8,23 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from quad4fhe._arrays import CHUNK_BYTES, IntArray
+from quad4fhe._arrays import CHUNK_BYTES
 from quad4fhe._box import default_share, widened
 from quad4fhe._progress import Progress, silent
 from quad4fhe._threads import one_thread
 from quad4fhe.deep import with_nearest_head
-from quad4fhe.errors import FitError, InputError, TargetNotReachedError
+from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
 from quad4fhe.fitting.assembly import assemble
 from quad4fhe.fitting.design import Design, refuse_empty, row_bytes, shard_rows
 from quad4fhe.fitting.families import AUTO, DEGREES, FAMILIES, SHARED
-from quad4fhe.fitting.ladder import Ladder, chosen, fixed
-from quad4fhe.fitting.learning import Learned, learned, replace
-from quad4fhe.fitting.margins import Problem
+from quad4fhe.fitting.ladder import Ladder
 from quad4fhe.fitting.result import Fit
-from quad4fhe.fitting.run import Candidate, Run
-from quad4fhe.fitting.select import Priors
+from quad4fhe.fitting.run import Run
 from quad4fhe.io.columns import Columns
-from quad4fhe.io.rows import ArrayRows, Rows, held_bytes, left_alone
+from quad4fhe.io.rows import Rows, held_bytes, left_alone
 from quad4fhe.io.samples import Given
 from quad4fhe.mlp import MLP
-from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.bounds import delta_of
 from quad4fhe.proof.guarantee import Split, check_level
 from quad4fhe.proof.holdout import hold_out, refuse_seen, split_of, split_rows
@@ -183,28 +179,8 @@ def fit(
             run.notes.append(notes.GRAPH)
         run.seconds["lift"] = time.perf_counter() - started
         budget = memory_budget if limit is None else min(memory_budget, limit // 2)
-
-        def quadratic() -> Candidate:
-            found = Problem(run, design, run.shared).solve(regime)
-            run.certify(found)
-            if family == found.family:
-                return found
-
-            def learn() -> tuple[Learned, Priors]:
-                part = learned(run, limit)
-                return part, partial(_shared_on, run, found.model, part)
-
-            return replace(run, found, family, learn, target_agreement, budget)
-
-        if degree == 2:
-            found = quadratic()
-        else:
-            ladder = Ladder(run, learned(run, limit), family, budget, highest)
-            if degree == "auto":
-                found = chosen(ladder, target_agreement, cost, quadratic)
-            else:
-                found = fixed(ladder, degree, quadratic)
-            run.notes[:] = [note for note in run.notes if note not in (notes.LOSSLESS, notes.TARGET_REACHED)]
+        ladder = Ladder(run, family, regime, target_agreement, highest, budget, limit)
+        found = ladder.choose(degree, cost)
         if run.design.ties:
             run.notes.append(notes.TIES.format(run.design.ties))
         judged = None
@@ -320,15 +296,3 @@ def _store_bytes(memory: int | None, workers: int, mlp: MLP, n: int, held: int, 
         )
     # Allocators keep more than what is in use, which is not counted above: leave room for it where there is some.
     return max(0, (memory - driver) // workers - working - _SPARE)
-
-
-def _shared_on(run: Run, whole: PolynomialModel, part: Learned, rows: IntArray) -> PolynomialModel:
-    """The shared fit to some of the rows; `whole`, the one to all rows, if some have no shared fit of their own."""
-    if np.unique(part.target[rows]).size < 2:
-        return whole
-    with Shards(ArrayRows(part.X[rows]), shard_rows(run.mlp.classes), run.mlp) as shards:
-        inner = Run(run.mlp, shards, Design.of_shards(shards, run.mlp), run.threshold, run.polish, run.seed, silent)
-        try:
-            return Problem(inner, inner.design, inner.shared).solve("auto").model
-        except FitError:
-            return whole
