@@ -4,14 +4,14 @@ Each deployment draws a network's inputs, a box, whether clients refuse or move 
 encryption and a hold-out; the truth is the share over 20,000 other inputs that are treated in the same way, with random
 errors of that size. At confidence 0.9, at most 10% of the promises may be broken, plus three standard errors.
 
-    python benchmarks/deployments.py --draws 1000
+    python benchmarks/deployments.py [--draws 1000] [--stretch 1]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ def truth(found: Fit, X: Any, made: Guarantee, box: Any, rng: Any) -> tuple[floa
     return share, float(kept[flags].mean()) if flags is not None and flags.any() else None
 
 
-def deployments(each: Setting, draws: int, rng: Any) -> Iterator[dict[str, Any]]:
+def deployments(each: Setting, draws: int, rng: Any, stretched: Sequence[float]) -> Iterator[dict[str, Any]]:
     """What was promised, and what is true, in `draws` deployments of one network."""
     found, pool = each.found, each.pool
     for draw in range(draws):
@@ -92,7 +92,7 @@ def deployments(each: Setting, draws: int, rng: Any) -> Iterator[dict[str, Any]]
         box = np.quantile(pool, [width / 2, 1 - width / 2], axis=0)
         inputs = ("inside", "moved")[int(rng.integers(2))]
         replies = ("plain", "private")[int(rng.integers(2))]
-        error = each.errors[replies] * STRETCHED[int(rng.integers(len(STRETCHED)))]
+        error = each.errors[replies] * stretched[int(rng.integers(len(stretched)))]
         order = rng.permutation(len(pool))
         held, rest = np.split(order[: _TRUTH + int(rng.integers(100, 1500))], [-_TRUTH])
         level = (0.8, 0.9, 0.95)[int(rng.integers(3))]
@@ -130,10 +130,12 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def run(draws: int, networks: int, seed: int = 0) -> dict[str, Any]:
+def run(draws: int, networks: int, seed: int = 0, stretched: Sequence[float] = STRETCHED) -> dict[str, Any]:
     """Simulate this many deployments, shared among networks."""
     rng = np.random.default_rng((seed, 1))
-    found = [one for each in settings(networks, seed) for one in deployments(each, -(-draws // networks), rng)]
+    found = [
+        one for each in settings(networks, seed) for one in deployments(each, -(-draws // networks), rng, stretched)
+    ]
     return summary(found)
 
 
@@ -142,5 +144,6 @@ if __name__ == "__main__":
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--networks", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stretch", type=float, nargs="+", default=STRETCHED)
     options = parser.parse_args()
-    print(json.dumps(run(options.draws, options.networks, options.seed), indent=1))
+    print(json.dumps(run(options.draws, options.networks, options.seed, options.stretch), indent=1))

@@ -330,6 +330,8 @@ def test_tensors_are_read_as_safetensors_reads_them(name: str) -> None:
     theirs = load(data)
     ours = {"W1": found.mlp.W1, "b1": found.mlp.b1, "W2": found.mlp.W2, "b2": found.mlp.b2}
     ours |= {"S": found.S, "T": found.T, "c": found.c, "box": found.box, "margins": found.margins}
+    if found.holdout is not None:
+        ours |= {"holdout": found.holdout.rows, "holdout_box": found.holdout.box}
     assert set(ours) == set(theirs)
     for key, array in ours.items():
         assert array.tobytes() == theirs[key].tobytes()
