@@ -166,12 +166,12 @@ def test_a_torch_network_and_its_state_dict_and_its_onnx_graphs(tmp_path: Path) 
     assert isinstance(found, DeepMLP)
     assert np.abs(found.logits(X) - wanted).max() < 1e-5
     torch.save(net.state_dict(), tmp_path / "net.pt")
-    assert MLP.load(tmp_path / "net.pt").sha256 == found.sha256
+    assert MLP.load(tmp_path / "net.pt", activation="relu").sha256 == found.sha256
     named = {
         f"fc{k}.{part}": value for k, layer in enumerate((0, 3, 6)) for part, value in net[layer].state_dict().items()
     }
     torch.save(named, tmp_path / "named.pt")
-    assert isinstance(MLP.load(tmp_path / "named.pt"), DeepMLP)
+    assert isinstance(MLP.load(tmp_path / "named.pt", activation="relu"), DeepMLP)
     pytest.importorskip("onnx", reason="onnx is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of the old exporter, which many files come from

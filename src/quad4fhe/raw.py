@@ -14,12 +14,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from quad4fhe._arrays import samples
 from quad4fhe.errors import InputError
 from quad4fhe.feature_part import FeaturePart, Features
 from quad4fhe.io.columns import ALL, Columns
 from quad4fhe.io.files import check_place, open_npz, opened, parsing, read_npz, write_atomically
 from quad4fhe.io.parquet import read_parquet
-from quad4fhe.io.rows import Rows, as_rows, map_npy
+from quad4fhe.io.rows import ArrayRows, Rows, as_rows, map_npy
 from quad4fhe.io.samples import Given, PathLike, Role, Samples, read_samples, rows_of, sample_names
 from quad4fhe.io.tables import read_text
 from quad4fhe.mlp import MLP
@@ -57,13 +58,13 @@ def rows_for(
     if mlp.feature_part is None:
         return rows_of(name, cast(Given, given), mlp.features, role, memory, named)
     if isinstance(given, str | Path):
-        found: NDArray[Any] = samples_through(mlp.feature_part, given, role, named)[0]
-    elif isinstance(given, list | tuple) and given and all(isinstance(each, str | Path) for each in given):
-        paths = cast("Sequence[PathLike]", given)
-        found = np.concatenate([samples_through(mlp.feature_part, path, role, named)[0] for path in paths])
-    else:
-        found = mlp.inputs(given)
-    return as_rows(name, np.asarray(found), mlp.features)
+        given = [given]
+    if not (isinstance(given, list | tuple) and given and all(isinstance(each, str | Path) for each in given)):
+        return as_rows(name, np.asarray(mlp.inputs(given)), mlp.features)
+    parts = [samples_through(mlp.feature_part, path, role, named) for path in cast("Sequence[PathLike]", given)]
+    labels = [y for _, y in parts if y is not None]
+    X = samples(name, np.concatenate([np.asarray(X) for X, _ in parts]), mlp.features)
+    return ArrayRows(X, np.concatenate(labels) if len(labels) == len(parts) else None)
 
 
 def names_for(mlp: MLP, given: Any, label: str | None) -> MLP:

@@ -99,10 +99,13 @@ CASES: dict[str, Export] = {
     },
     "torch, residual and gated": Export(by_torch(exports.residual), TORCH, refused=("(Split)", "--split first")),
     "torch, residual and gated, --split first": Export(by_torch(exports.residual), TORCH, options=("--split", "first")),
-    "torch, state dict": Export(state_dict(dense), TORCH),
+    "torch, state dict": Export(
+        state_dict(dense), TORCH, refused=("does not record its activation", "--activation relu")
+    ),
+    "torch, state dict of ReLU": Export(state_dict(dense), TORCH, options=("--activation", "relu")),
     "torch, state dict of GELU": Export(state_dict(torch_layer("GELU")), TORCH, options=("--activation", "gelu")),
     "torch, state dict of PReLU": Export(state_dict(torch_layer("PReLU", 6)), TORCH),
-    "torch, checkpoint": Export(state_dict(dense, nested="model_state_dict"), TORCH),
+    "torch, checkpoint": Export(state_dict(dense, nested="model_state_dict"), TORCH, options=("--activation", "relu")),
     **{
         f"torch, {name}{', new exporter' if new else ''}": Export(
             by_torch(torch_layer(name, *args), new=new), TORCH, whole=not new

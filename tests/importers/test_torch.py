@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quad4fhe import MLP, InputError
+from quad4fhe.cli import main
 from support.reference_models import Net, assert_answers, assert_refused, nets
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -61,7 +62,7 @@ def test_a_state_dict_gives_the_model_that_its_sequential_gives(
     # Torch's default epsilon, the one thing a state dict does not record.
     module = network(net, False, middle, False, bias)
     module = nn.Sequential(normed(net.d), *module).eval() if front else module
-    assert MLP.from_torch(module.state_dict()).sha256 == MLP.from_torch(module).sha256
+    assert MLP.from_torch(module.state_dict(), activation="relu").sha256 == MLP.from_torch(module).sha256
 
 
 def test_nested_sequentials_are_unwrapped_and_a_trailing_softmax_is_ignored() -> None:
@@ -72,12 +73,15 @@ def test_nested_sequentials_are_unwrapped_and_a_trailing_softmax_is_ignored() ->
 
 def test_a_batch_norm_after_the_relu_is_placed_by_the_gap_its_number_leaves() -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), normed(4), nn.Linear(4, 2), nn.LogSoftmax(dim=-1)).eval()
-    assert MLP.from_torch(module.state_dict()).sha256 == MLP.from_torch(module).sha256
+    assert MLP.from_torch(module.state_dict(), activation="relu").sha256 == MLP.from_torch(module).sha256
 
 
 def test_layers_with_names_are_ordered_by_their_shapes() -> None:
     module = network(Net(d=3, m=4, classes=2, seed=3))
-    assert MLP.from_torch(named(("a_out", module[2]), ("b_in", module[0]))()).sha256 == MLP.from_torch(module).sha256
+    assert (
+        MLP.from_torch(named(("a_out", module[2]), ("b_in", module[0]))(), activation="relu").sha256
+        == MLP.from_torch(module).sha256
+    )
 
 
 def test_half_precision_weights_are_read_as_they_are() -> None:
@@ -89,14 +93,34 @@ def test_half_precision_weights_are_read_as_they_are() -> None:
 def test_a_saved_state_dict_is_loaded(suffix: str, tmp_path: Path) -> None:
     module = network(NET, middle=True)
     torch.save(module.state_dict(), tmp_path / f"m{suffix}")
-    assert MLP.load(tmp_path / f"m{suffix}").sha256 == MLP.from_torch(module).sha256
+    assert MLP.load(tmp_path / f"m{suffix}", activation="relu").sha256 == MLP.from_torch(module).sha256
 
 
 def test_a_state_dict_in_safetensors_is_loaded(tmp_path: Path) -> None:
     save_file = pytest.importorskip("safetensors.torch").save_file
     module = network(NET, middle=True)
     save_file(module.state_dict(), tmp_path / "m.safetensors")
-    assert MLP.load(tmp_path / "m.safetensors").sha256 == MLP.from_torch(module).sha256
+    assert MLP.load(tmp_path / "m.safetensors", activation="relu").sha256 == MLP.from_torch(module).sha256
+
+
+def test_a_state_dict_needs_the_name_of_its_activation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = network(NET).state_dict()
+    with pytest.raises(InputError) as caught:
+        MLP.from_torch(state)
+    assert str(caught.value) == (
+        "a state dict does not record its activation; add the one that the network was trained with, such as "
+        "activation='relu'"
+    )
+    torch.save(state, tmp_path / "m.pt")
+    np.save(tmp_path / "c.npy", NET.samples())
+    typed = ["fit", str(tmp_path / "m.pt"), str(tmp_path / "c.npy"), "-o", str(tmp_path / "f.safetensors")]
+    assert main(typed) == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("add the one that the network was trained with, such as --activation relu")
+    )
+    assert MLP.from_torch(state, activation="tanh").activation.name == "tanh"
 
 
 def save_scripted(path: Path) -> None:
@@ -136,7 +160,10 @@ def test_files_that_hold_no_state_dict_are_refused_in_one_line(case: str, tmp_pa
 def test_a_checkpoint_is_read_by_its_nested_state_dict(key: str, tmp_path: Path) -> None:
     module = network()
     torch.save({"epoch": 3, "optimizer": {"lr": 0.1}, key: module.state_dict()}, tmp_path / "m.pt")
-    assert MLP.load(tmp_path / "m.pt").sha256 == MLP.from_torch(module.state_dict()).sha256
+    assert (
+        MLP.load(tmp_path / "m.pt", activation="relu").sha256
+        == MLP.from_torch(module.state_dict(), activation="relu").sha256
+    )
 
 
 class Own(nn.Sequential):  # type: ignore[misc] # its base has no types
@@ -229,7 +256,7 @@ def test_what_cannot_be_imported_is_refused_in_one_line_that_names_the_layer(cas
 
 def test_numbered_names_decide_where_the_shapes_leave_both_orders_open() -> None:
     state = named(("fc10", L43), ("fc9", L34))()
-    np.testing.assert_array_equal(MLP.from_torch(state).W1, L34.weight.detach().double().numpy())
+    np.testing.assert_array_equal(MLP.from_torch(state, activation="relu").W1, L34.weight.detach().double().numpy())
 
 
 class Viewing(nn.Module):  # type: ignore[misc] # its base has no types

@@ -65,7 +65,7 @@ def honest(name: str) -> tuple[dict[str, Any], dict[str, Any], str, str]:
 def shown(found: Fit, X: Any) -> str:
     """Everything that `verify` and a loaded fit say in text; raises where the forgery is refused."""
     verified = verify(found, None, X)
-    said = [repr(found), found.summary(), found._repr_html_(), describe_verified(verified)]
+    said = [repr(found), found.summary(), found._repr_html_(), describe_verified(verified, found)]
     return repr([*said, msgspec.to_builtins(verified)])
 
 
@@ -409,10 +409,11 @@ def test_how_decisions_were_settled_can_not_be_forged(kind: str) -> None:
     manifest, tensors = opened(fit(mlp, X, family="shared").to_bytes())
     stated = manifest["certificate"]["settled"]
     assert sum(stated.values()) == len(X)
-    verified = verify(Fit.from_bytes(sealed(manifest, tensors)), mlp, X)
+    found = Fit.from_bytes(sealed(manifest, tensors))
+    verified = verify(found, mlp, X)
     assert msgspec.to_builtins(verified.settled) == stated
     assert verified.settled.is_exact == (kind == "relu")
-    assert dict(describe_verified(verified))["settled"].endswith(verified.settled.sentence())
+    assert dict(describe_verified(verified, found))["settled"].endswith(verified.settled.sentence())
     if kind != "relu":
         assert stated["level"] > 0
         assert stated["trusted"] > 0

@@ -17,6 +17,7 @@ import pytest
 
 from quad4fhe import CertificateError, Fit, InputError, fit, plan
 from quad4fhe.cli import main
+from quad4fhe.fitting.warnings import too_few
 from quad4fhe.layouts import LAYOUTS
 from quad4fhe.planning.costs import REFERENCE, readable_bytes, readable_seconds
 from support import family_fits
@@ -119,7 +120,9 @@ def test_the_verdict_is_one_sentence_with_the_counts(name: str) -> None:
     share = f"{100 * (len(X) - lost) / len(X):.2f}% of {len(X)}"
     assert (share if lost else f"all {len(X)}") in verdict.text
     assert verdict.text.count(". ") == 0
-    assert ("exactly" in verdict.text) == (found.certificate.statement == "lossless")
+    few = too_few(len(X), found.mlp.classes)
+    assert ("exactly" in verdict.text) == (found.certificate.statement == "lossless" and not few)
+    assert ("too few for" in verdict.text) == few
 
 
 @pytest.mark.parametrize("name", FITS)

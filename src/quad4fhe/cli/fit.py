@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quad4fhe.cli.again import again
 from quad4fhe.cli.app import app
 from quad4fhe.cli.options import (
     DEGREES,
@@ -27,14 +28,16 @@ from quad4fhe.cli.options import (
 )
 from quad4fhe.cli.terminal import at_work, print_json, print_table, say
 from quad4fhe.errors import InputError
+from quad4fhe.fitting.families import SHARED
 
 if TYPE_CHECKING:
-    from quad4fhe import MLP
+    from quad4fhe import MLP, Fit
     from quad4fhe.names import Names
 
 
 @app.command("fit")
 def fit_command(
+    context: typer.Context,
     model: ModelFile,
     calib: CalibFile,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the fit.")] = Path("fit.safetensors"),
@@ -87,14 +90,18 @@ def fit_command(
             metavar="SIZE", help="Limit for all processes together, such as 512MB; .npy and .parquet are read in parts."
         ),
     ] = None,
+    insist: Annotated[
+        bool, typer.Option("--insist", help="Fit the model even if it is no better than chance on the labels of CALIB.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Fit a polynomial model that keeps the decisions of MODEL.
 
-    The decisions to keep are those of the model on CALIB, the calibration data; labels in CALIB are not used. The
-    result is one file with the polynomial model and a certificate. The certificate is either lossless (the fit keeps
-    every decision, exactly) or measured (it lists the lost decisions and, where no fit could keep them all, the samples
-    that prove it). Where one quadratic for all hidden units loses decisions, larger families are tried. They often keep
+    The decisions to keep are those of the model on CALIB, the calibration data. Labels in CALIB are not fitted, but
+    they show how often the model is right; if that is no more than chance, `fit` stops (see --insist). The result is
+    one file with the polynomial model and a certificate. The certificate is either lossless (the fit keeps every
+    decision, exactly) or measured (it lists the lost decisions and, where no fit could keep them all, the samples that
+    prove it). Where one quadratic for all hidden units loses decisions, larger families are tried. They often keep
     more, at the same cost under encryption; --family shared gives the paper's three numbers.
 
     --holdout together with --fresh adds a promise about new inputs: with the given confidence, at least this share of
@@ -120,6 +127,7 @@ def fit_command(
     """
     from quad4fhe import fit
     from quad4fhe.fitting.result import check_fit_path
+    from quad4fhe.fitting.warnings import is_lossy
 
     if features_only is None:
         check_fit_path(out)  # fail before the work, not after it
@@ -150,6 +158,7 @@ def fit_command(
             workers=workers,
             memory=memory,
             label_column=label_column,
+            insist=insist,
             progress=progress,
             **names,
         )
@@ -160,7 +169,21 @@ def fit_command(
     print_table(
         "fit", [*(("model", note) for note in mlp.notes), *fitted.summary(), ("names", describe_names(fitted.names))]
     )
+    if is_lossy(fitted.diagnostics.calibration):
+        say(next_step(context, fitted))
     say(f"Written to {out}. Recheck it with: quad4fhe verify {quote(str(out))} {quote(str(calib))}")
+
+
+def next_step(context: typer.Context, fitted: Fit) -> str:
+    """What to try where many decisions are lost, with the command that does it."""
+    lost = f"{100 * (1 - fitted.diagnostics.calibration.agreement):.1f}% of the decisions are lost"
+    if fitted.family == SHARED and context.params["family"] == SHARED:
+        return f"{lost}. Other families keep more at the same cost: {again(context, drop=('family', 'regime'))}"
+    higher = next((degree for degree in (4, 6, 8) if degree > fitted.degree), None)
+    if higher is None:
+        return f"{lost}. This is the highest degree: more calibration rows may keep more."
+    command = again(context, drop=("regime", "threshold", "cost", "target_agreement"), degree=higher)
+    return f"{lost}. More calibration rows may keep more, and so does a higher degree, at a higher cost: {command}"
 
 
 def describe_names(names: Names) -> str:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quad4fhe.cli.app import app
-from quad4fhe.cli.options import CalibFile, FitFile, JsonFlag, LabelOption, PoolOption, WorkersOption
+from quad4fhe.cli.options import ActivationOption, CalibFile, FitFile, JsonFlag, LabelOption, PoolOption, WorkersOption
 from quad4fhe.cli.terminal import at_work, count, print_json, print_table
 
 if TYPE_CHECKING:
-    from quad4fhe import Verified
+    from quad4fhe import Fit, Verified
 
 _MEANING = {"lossless": "every calibration decision is kept, exactly", "measured": "the mismatches are as listed"}
 
@@ -22,6 +22,7 @@ def verify_command(
     fit_file: FitFile,
     calib: CalibFile,
     model: Annotated[Path | None, typer.Option(help="Also check that the fit belongs to this model.")] = None,
+    activation: ActivationOption = None,
     holdout: Annotated[
         Path | None, typer.Option(help="The hold-out rows: also recount the promise about new inputs.")
     ] = None,
@@ -48,17 +49,19 @@ def verify_command(
     with at_work() as progress:
         fitted = Fit.load(fit_file)
         whole = fitted.mlp.network is not None and model is not None and model.suffix.lower() == ".onnx"
-        mlp = None if model is None else MLP.load(model, split="first" if whole else "auto")
+        mlp = None if model is None else MLP.load(model, activation=activation, split="first" if whole else "auto")
         options: dict[str, Any] = {"pool": pool, "workers": workers, "label_column": label_column}
         verified = verify(fitted, mlp, calib, progress, X_holdout=holdout, **options)
     if json:
         print_json(msgspec.to_builtins(verified))
         return
-    print_table("certificate holds", describe_verified(verified))
+    print_table("certificate holds", describe_verified(verified, fitted))
 
 
-def describe_verified(verified: Verified) -> list[tuple[str, str]]:
-    """A successful check in words."""
+def describe_verified(verified: Verified, fitted: Fit) -> list[tuple[str, str]]:
+    """A successful check of a fit in words."""
+    from quad4fhe.fitting.summary import is_contradicted
+
     needed = count(verified.rational, "decision")
     meaning = _MEANING[verified.statement]
     if verified.settled.measured:
@@ -70,7 +73,7 @@ def describe_verified(verified: Verified) -> list[tuple[str, str]]:
         ("how", f"{needed} needed exact arithmetic; an error bound settles the others"),
         ("settled", f"the model's own decisions: {verified.settled.sentence()}"),
     ]
-    if verified.impossible:
+    if is_contradicted(fitted):
         rows = len(verified.weights)
         lines.append(("impossible", f"{rows} rows contradict each other exactly, so some decision must be lost"))
     return lines + ([] if verified.guarantee is None else verified.guarantee.lines())

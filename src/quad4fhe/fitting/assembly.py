@@ -6,16 +6,21 @@ import operator
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import NamedTuple
 
 import numpy as np
 import scipy
+from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import Array, IntArray
+from quad4fhe.errors import InputError
 from quad4fhe.fitting.design import offsets, shard_block
-from quad4fhe.fitting.diagnostics import Agreement, Diagnostics, Quantisation, Slack
+from quad4fhe.fitting.diagnostics import Accuracy, Agreement, Diagnostics, Quantisation, Slack
 from quad4fhe.fitting.families import FAMILIES
-from quad4fhe.fitting.result import Fit, count_agreement
+from quad4fhe.fitting.labels import accuracy, both_decisions, labels_of
+from quad4fhe.fitting.result import Fit
 from quad4fhe.fitting.run import Candidate, Run
+from quad4fhe.fitting.warnings import about_other_rows
 from quad4fhe.io.rows import Rows
 from quad4fhe.mlp import MLP
 from quad4fhe.polynomial import PolynomialModel
@@ -27,19 +32,32 @@ _DECIMALS, _BITS = 17, 52  # beyond these a float64 of order one does not change
 _Four = tuple[float, float, float, float]
 
 
-def assemble(run: Run, found: Candidate, X_test: Rows | None, holdout: HoldOut | None) -> Fit:
-    """The Fit of a certified candidate."""
+class Seen(NamedTuple):
+    """The labels of the calibration rows (n,), if there are any, and the network's decisions on them (n,)."""
+
+    labels: IntArray | None
+    decided: IntArray
+
+
+def assemble(
+    run: Run, found: Candidate, holdout: HoldOut | None, seen: Seen, test: Rows | None, y_test: ArrayLike | None
+) -> Fit:
+    """The Fit of a certified candidate, with what `test` rows say of it."""
     with run.stage("diagnostics"):
         exact = FAMILIES.get(found.family).is_learned or found.model.degree > 2
         decimals, bits = (None, None) if exact else coarsest(run, found)
-        test = None if X_test is None else count_agreement(run.mlp, found.model, X_test, "X_test")
+        kept = Agreement.of(found.certified.samples, len(found.certified.mismatches))
+        right = None if seen.labels is None else accuracy(seen.labels, seen.decided, _decided(run, found))
+        other, other_right = (None, None) if test is None else _tested(run, found, test, y_test)
+        unseen = other or _held_out(run, holdout)
+        run.warnings += [] if unseen is None else about_other_rows(kept, unseen, right, other_right)
     certificate, step, cap = found.certified, found.step, found.caps
     diagnostics = Diagnostics(
         samples=certificate.samples,
         classes=run.design.classes,
         hard=run.hard,
-        calibration=Agreement.of(certificate.samples, len(certificate.mismatches)),
-        test=test,
+        calibration=kept,
+        test=other,
         margin=found.margin,
         normalised_margin=found.normalised_margin,
         slack=None if step is None else Slack(count=step.slack_count, sum=step.slack_sum, max=step.slack_max),
@@ -58,6 +76,9 @@ def assemble(run: Run, found: Candidate, X_test: Rows | None, holdout: HoldOut |
         families=run.families,
         family_trace=run.family_trace,
         conditioning=run.conditioning,
+        accuracy=right,
+        test_accuracy=other_right,
+        warnings=run.warnings,
     )
     return Fit(
         mlp=run.mlp,
@@ -82,6 +103,30 @@ def assemble(run: Run, found: Candidate, X_test: Rows | None, holdout: HoldOut |
         },
         holdout=holdout,
     )
+
+
+def _decided(run: Run, found: Candidate) -> IntArray:
+    """The decisions of the candidate on the calibration rows (n,)."""
+    return np.concatenate(run.shards.map(_labels, found.model))
+
+
+def _tested(run: Run, found: Candidate, test: Rows, y_test: ArrayLike | None) -> tuple[Agreement, Accuracy | None]:
+    """What is kept of the decisions on other rows, and how many are right if there are labels."""
+    if test.shape[0] == 0:
+        raise InputError("X_test has no rows, so there is no agreement to measure")
+    labels, said = labels_of(run.mlp, "y_test", test, y_test)
+    run.notes += [note for note in said if note not in run.notes]
+    own, replaced = both_decisions(run.mlp, found.model, test, "X_test")
+    right = None if labels is None else accuracy(labels, own, replaced)
+    return Agreement.of(own.size, int(np.count_nonzero(own != replaced))), right
+
+
+def _held_out(run: Run, holdout: HoldOut | None) -> Agreement | None:
+    """What is kept on the hold-out rows of a promise, if there are some."""
+    if holdout is None:
+        return None
+    found = holdout.guarantee(run.mlp.classes)
+    return Agreement.of(found.samples, found.lost)
 
 
 def coarsest(run: Run, found: Candidate) -> tuple[int | None, int | None]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from quad4fhe._arrays import CHUNK_BYTES
 from quad4fhe._box import default_share, widened
@@ -15,12 +16,14 @@ from quad4fhe._threads import one_thread
 from quad4fhe.deep import with_nearest_head
 from quad4fhe.errors import InputError, TargetNotReachedError
 from quad4fhe.fitting import notes
-from quad4fhe.fitting.assembly import assemble
+from quad4fhe.fitting.assembly import Seen, assemble
 from quad4fhe.fitting.design import Design, refuse_empty, row_bytes, shard_rows
 from quad4fhe.fitting.families import AUTO, DEGREES, FAMILIES, SHARED
+from quad4fhe.fitting.labels import calibration_labels, check_accuracy, decisions, labels_of
 from quad4fhe.fitting.ladder import Ladder
 from quad4fhe.fitting.result import Fit
 from quad4fhe.fitting.run import Run
+from quad4fhe.fitting.warnings import about_classes, about_scale
 from quad4fhe.io.columns import Columns
 from quad4fhe.io.rows import Rows, held_bytes, left_alone
 from quad4fhe.io.samples import Given
@@ -49,6 +52,7 @@ _SPARE = 2**20
 def fit(
     mlp: MLP,
     X_cal: Given,
+    y: ArrayLike | None = None,
     *,
     family: str = "auto",
     degree: int | Literal["auto"] = 2,
@@ -68,6 +72,8 @@ def fit(
     workers: int | None = None,
     memory: int | str | None = None,
     label_column: str | None = None,
+    y_test: ArrayLike | None = None,
+    insist: bool = False,
     progress: Progress = silent,
 ) -> Fit:
     """Replace the activation of `mlp` with a quadratic that keeps its decisions on X_cal (n, d).
@@ -84,9 +90,13 @@ def fit(
     mlp
         The trained classifier.
     X_cal
-        Calibration samples (n, d); their labels are not needed. Also `Rows`, a path, or a list of paths whose rows
+        Calibration samples (n, d). Also `Rows`, a path, or a list of paths whose rows
         follow each other: .npy and .parquet files are read part by part, others whole. If the model has feature names,
         columns of tables and DataFrames are put in their order; otherwise it takes the names of X_cal.
+    y
+        The labels of X_cal (n,), which are not fitted: `diagnostics.accuracy` then says how often the network is right
+        on them, and its replacement, and a network that is no better than chance is refused. Class ids from 0, names of
+        classes, or labels from 1. By default those that come with X_cal, from a column of labels or an array y.
     family
         "auto" takes the smallest family that cross-validates within one standard error of the best, and never one that
         does worse than shared. It takes a lossless shared fit at once, and any shared fit if `memory` has no room for
@@ -139,6 +149,10 @@ def fit(
         statistics that do not fit go to scratch files (TMPDIR).
     label_column
         The column of labels in tables, which is not a feature; by default y, label, target or outcome.
+    y_test
+        The labels of X_test; by default those that come with it.
+    insist
+        Fit a network that is no better than chance on the labels as well.
     progress
         Progress callback (what, done, total).
     """
@@ -157,7 +171,9 @@ def fit(
     rows = rows_for(mlp, "X_cal", X_cal, "calibration", limit, named)
     refuse_empty("X_cal", rows.shape[0])
     test = None if X_test is None else rows_for(mlp, "X_test", X_test, "test", limit, named)
+    labels, label_notes = labels_of(mlp, "y", rows, y)
     rows, held_out, split = _held_out(mlp, rows, holdout, seed, limit, named)
+    labels = labels if labels is None or split is None else calibration_labels(labels, split)
     mlp = _with_head(mlp, rows)
     _check_promise(held_out, confidence, fresh, reliable)
     held = held_bytes(rows, X_cal) + (0 if test is None else held_bytes(test, X_test))
@@ -173,6 +189,11 @@ def fit(
     ):
         design = Design.of_shards(shards, mlp, partial(progress, "lift"))
         run = Run(mlp, shards, design, threshold, polish, seed, progress)
+        decided = decisions(shards)
+        run.notes += label_notes
+        if labels is not None:
+            run.warnings += check_accuracy(labels, decided, mlp.classes, insist=insist)
+        run.warnings += [*about_classes(decided, mlp.classes), *about_scale(mlp, rows)]
         if mlp.layers:
             run.notes.append(notes.DEEPER.format(len(mlp.layers)))
         if mlp.network is not None:
@@ -187,7 +208,7 @@ def fit(
         if held_out is not None:
             box = widened(run.design.box, default_share(found.model.degree))
             judged = hold_out(mlp, found.model, held_out, box, confidence, split, level=reliable, seen=rows)
-        fitted = assemble(run, found, test, judged)
+        fitted = assemble(run, found, judged, Seen(labels, decided), test, y_test)
     if target_agreement is not None and found.agreement < target_agreement:
         auto = "lower the target, " + ("raise the degree, " if degree in DEGREES[:-1] else "")
         auto += "or use more representative calibration data"

@@ -169,6 +169,14 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return cls(samples=samples, agreement=share, mismatches=mismatches)
 
 
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """On how many of `samples` labels the network is right, and its replacement."""
+
+    samples: Count
+    network: Count
+    replacement: Count
+
+
 class Diagnostics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the paper asks a run to record, and the duality gap and critical cap.
 
@@ -177,7 +185,8 @@ class Diagnostics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     the plane). Seconds are wall time by stage. For unitwise and head, `margin` is the worst margin of the logits and
     `normalised_margin` that over the norm of (S, T, c); `hard`, `critical_mu` and the traces are those of the shared
     fit made first. `notes` are sentences of `fitting.notes`. `families` and `conditioning` hold one entry per
-    family that was tried or fitted.
+    family that was tried or fitted. `accuracy` and `test_accuracy` are there if labels are. `warnings` are sentences of
+    `fitting.notes` for the headline.
     """
 
     samples: Count
@@ -203,3 +212,6 @@ class Diagnostics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     families: list[FamilyTrial] = []
     family_trace: list[FamilyStep] = []
     conditioning: list[Conditioning] = []
+    accuracy: Accuracy | None = None
+    test_accuracy: Accuracy | None = None
+    warnings: list[str] = []

@@ -199,7 +199,10 @@ def check_stated(fit: Fit) -> None:
     _agree("whether a shared quadratic is impossible", d.hard == "infeasible", claim.impossible is not None)
     _agree("the versions", sorted(fit.versions), sorted(PACKAGES))
     _check_regime(fit)
-    for note in d.notes:
+    for part in (d.accuracy, d.test_accuracy):
+        if part is not None:
+            _agree("whether the accuracy is possible", max(part.network, part.replacement) <= part.samples > 0, True)
+    for note in (*d.notes, *d.warnings):
         if not is_note(note):
             raise CertificateError(f"the fit holds the remark {note[:60]!a}, which no fit makes")
 

@@ -37,6 +37,35 @@ TARGET_DOUBTFUL = (
 )
 LOWER_DEGREE = "degree {} cross-validates no better than degree {}, which was taken instead"
 NEXT_DEGREE = "degree {} would keep {:.2f}% by cross-validation, at about {:.1f} times the server time of degree 2"
+LABELS_FROM_ONE = "the labels 1 to {} were read as the classes 0 to {}"
+LABELS_SORTED = "the {} different labels are not class ids or names: sorted, they were read as the classes 0 to {}"
+LABELS_UNKNOWN = "the labels are not the {} classes of the model, so no accuracy was measured"
+BELOW_MOST = (
+    "the network is right on {:.1f}% of the labels, and answering class {} each time on {:.1f}%: check the scale of "
+    "the features, the order of columns and classes, and the activation"
+)
+
+FEW_ROWS = "{} calibration rows are few for {} classes: that they are kept says little about other rows"
+MISSING = "no calibration row is decided for {} of {} classes (the first is class {}): nothing is known of them"
+FEW_OF_CLASS = (
+    "fewer than {} calibration rows are decided for {} of {} classes (class {} has {}): little is known of them"
+)
+STILL_UNITS = (
+    "{} of {} hidden units are always on or always off on the calibration rows: check that the features have the scale "
+    "of training"
+)
+HUGE_LOGITS = (
+    "the two largest logits differ by {:.1e} on the median calibration row, which no training reaches: check that the "
+    "features have the scale of training"
+)
+KNOWN_ROWS = (
+    "the network is right on {:.2f}% of the calibration rows and on {:.2f}% of other rows: it may have been trained on "
+    "the calibration rows, so go by the figures of other rows"
+)
+KEPT_LESS = (
+    "{:.2f}% of the calibration decisions are kept, and {:.2f}% of those on other rows: go by the second figure, and "
+    "take more calibration rows, on which the network was not trained"
+)
 
 _NUMBER = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?"
 _KNOWN = re.compile(

@@ -101,6 +101,7 @@ class Run:
     family_trace: list[FamilyStep] = field(default_factory=list)
     conditioning: list[Conditioning] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     refusal: str = ""
 

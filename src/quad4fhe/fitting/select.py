@@ -179,13 +179,12 @@ class Selection:
 
         The prior itself is taken where no step from it is better by more than that.
         """
-        steps: list[Judged] = []
-        for sharpness in SHARPNESS:
-            path = self._path(family, sharpness)
-            worse = bool(steps) and _best(path).mean <= _best(steps).mean
-            steps += path
-            if worse:
-                break  # what sharper targets gain grows and falls with the sharpness
+        # What sharper targets gain grows and falls with the sharpness: look to one side of the middle if it is better.
+        low, middle, high = SHARPNESS
+        steps, sharper = list(self._path(family, middle)), self._path(family, high)
+        if _best(sharper).mean <= _best(steps).mean:
+            steps += self._path(family, low)
+        steps += sharper
         best = _best(steps)
         near = [step for step in steps if _ties(step, best, _CLOSE)]
         chosen = max(near, key=lambda step: (_setting(step).strength, step.mean))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quad4fhe.fitting.diagnostics import Agreement
-from quad4fhe.fitting.families import FAMILIES
+from quad4fhe.fitting.diagnostics import Accuracy, Agreement
+from quad4fhe.fitting.families import FAMILIES, SHARED
+from quad4fhe.fitting.warnings import too_few
 from quad4fhe.proof.certificate import Certificate, no_room
 
 if TYPE_CHECKING:
@@ -29,14 +30,16 @@ def verdict(fit: Fit, test: Agreement | None = None) -> str:
     """What the fit keeps of the model's decisions, in one sentence; `test` is the agreement on other data."""
     claim, how = fit.certificate, at_degree(FAMILIES.get(fit.family).replaced, fit.degree)
     said = f"{how[0].upper()}{how[1:]} keeps {_kept(kept(claim))} calibration decisions"
-    if claim.statement == "lossless":
+    if too_few(claim.samples, fit.mlp.classes):
+        said += f", too few for {fit.mlp.classes} classes to say anything of others"
+    elif claim.statement == "lossless":
         said += ", exactly" if fit.mlp.network is None else ", as onnxruntime measured them"
     elif not claim.mismatches:
         said += ", some of them only by the rule for ties"
     if test is not None:
         comma = "" if claim.mismatches else ","
         said += f"{comma} and {_kept(test)} test decisions"
-    if claim.impossible is not None:
+    if is_contradicted(fit):
         said += f"; {no_room(claim, fit.mlp)}"
     return said + "."
 
@@ -44,10 +47,15 @@ def verdict(fit: Fit, test: Agreement | None = None) -> str:
 def own_lines(fit: Fit) -> Lines:
     """The summary of a fit that was made in this process."""
     d = fit.diagnostics
-    lines = [*_model(fit), _family(fit), ("regime", str(fit.regime)), _coefficients(fit), _calibration(fit)]
+    lines = [("warning", text) for text in d.warnings]
+    lines += [*_model(fit), _family(fit), ("regime", str(fit.regime)), _coefficients(fit), _calibration(fit)]
+    if d.accuracy is not None:
+        lines.append(("accuracy", _accuracy(d.accuracy)))
     if d.test is not None:
         share = f"{percent(d.test.agreement)} of {d.test.samples} decisions kept"
         lines.append(("test", f"{share}, {d.test.mismatches} lost"))
+    if d.test_accuracy is not None:
+        lines.append(("test accuracy", _accuracy(d.test_accuracy)))
     for trial in d.families:
         own = (trial.family, trial.degree) == (fit.family, fit.degree)
         chosen = " (chosen)" if own and len(d.families) > 1 else ""
@@ -124,11 +132,27 @@ def _calibration(fit: Fit) -> tuple[str, str]:
 
 def _certificate(fit: Fit) -> tuple[str, str]:
     held = fit.certificate
-    proof = f"; {no_room(held, fit.mlp)} (evidence included)" if held.impossible else ""
+    proof = f"; {no_room(held, fit.mlp)} (evidence included)" if is_contradicted(fit) else ""
     said = _STATEMENT[held.statement]
+    if too_few(held.samples, fit.mlp.classes):
+        said = f"{held.statement} on {held.samples} rows, too few to say anything of others"
     if fit.mlp.network is not None:
         said = said.replace(", exactly", ", as onnxruntime measured it")
     return "certificate", said + proof
+
+
+def is_contradicted(fit: Fit) -> bool:
+    """Whether the evidence of the certificate is about this fit: a shared polynomial of the degree of the evidence.
+
+    A fit of another family carries the same evidence, but may keep what no shared polynomial can.
+    """
+    evidence = fit.certificate.impossible
+    return evidence is not None and fit.family == SHARED and evidence.power == fit.degree
+
+
+def _accuracy(part: Accuracy) -> str:
+    right = (percent(count / part.samples) for count in (part.network, part.replacement))
+    return f"the network is right on {next(right)} of {part.samples} labels, its replacement on {next(right)}"
 
 
 def _kept(part: Agreement) -> str:

@@ -1,8 +1,8 @@
 """Rebuild a model from torch-style names alone (`0.weight`, `bn.running_mean`).
 
 Names and shapes give the layers, but not always their order; an ambiguous order is rejected, never guessed. A state
-dict records neither the activation nor the epsilon of a BatchNorm: unless an activation is given, ReLU is assumed, and
-torch's default epsilon always.
+dict records neither the activation nor the epsilon of a BatchNorm: the activation must be given, and torch's default
+epsilon is taken.
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ class _Layer:
         return chain.batch_norm(self.label, parts["running_mean"], parts["running_var"], _EPS, gamma, beta)
 
 
-ASSUMED = (
-    "a state dict does not record its activation, so ReLU is assumed; name another one with, for instance, "
-    "--activation gelu"
+_UNNAMED = (
+    "a state dict does not record its activation; add the one that the network was trained with, such as "
+    "activation='relu'"
 )
-"""The note of a model whose activation was not given."""
 
 
 def from_state_dict(entries: Mapping[str, NDArray[Any]], activation: Activation | str | None = None) -> MLP:
@@ -71,7 +70,9 @@ def from_state_dict(entries: Mapping[str, NDArray[Any]], activation: Activation 
             )
         return _assembled(others, slopes)
     made = _assembled(others, chosen or RELU)
-    return made if chosen is not None else made.with_notes(ASSUMED)
+    if chosen is None:  # said last: names that can't be read at all are the larger problem
+        raise InputError(_UNNAMED)
+    return made
 
 
 def _slopes(entries: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Activation], Mapping[str, NDArray[Any]]]:

@@ -50,6 +50,10 @@ class Rows:
         """Row i (d,) as float64."""
         return np.asarray(self.part(i, i + 1)[0], dtype=np.float64)
 
+    def labels(self) -> NDArray[Any] | None:
+        """The labels (n,) that come with the rows, if there are any."""
+        return None
+
     def refuse_changed(self) -> None:
         """Raise InputError if the file behind this source, if any, has changed since it was opened."""
         if self.stamp is not None:
@@ -94,11 +98,15 @@ def _refuse_changed(sources: Sequence[Rows | None]) -> None:
 
 
 class ArrayRows(Rows):
-    """Rows of an array in memory."""
+    """Rows of an array in memory, with their labels if there are any."""
 
-    def __init__(self, array: NDArray[Any]) -> None:
-        self.array = array
+    def __init__(self, array: NDArray[Any], labels: NDArray[Any] | None = None) -> None:
+        self.array, self._labels = array, labels
         self.shape = (int(array.shape[0]), int(array.shape[1]))
+
+    def labels(self) -> NDArray[Any] | None:
+        """The labels (n,), if there are any."""
+        return self._labels
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """A view of these rows."""
@@ -172,6 +180,12 @@ class StackedRows(Rows):
                 start = last
             at += 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty((0, self.shape[1]))])
+
+    def labels(self) -> NDArray[Any] | None:
+        """The labels of all parts (n,), if every part has some."""
+        found = [part.labels() for part in self.parts]
+        known = [each for each in found if each is not None]
+        return np.concatenate(known) if len(known) == len(found) else None
 
     def refuse_changed(self) -> None:
         """Raise InputError if a file of any part has changed."""

@@ -121,7 +121,16 @@ def rows_of(
         paths = cast("Sequence[PathLike]", given)
         _refuse_larger(paths, role, memory)
         return StackedRows([rows_of(name, path, columns, role, named=named) for path in paths])
-    return as_rows(name, cast("ArrayLike | Rows", ordered(name, given, named)), columns)
+    return labelled(as_rows(name, cast("ArrayLike | Rows", ordered(name, given, named)), columns), given, named)
+
+
+def labelled(rows: Rows, given: Any, columns: Columns) -> Rows:
+    """The rows of a DataFrame with the labels of its label column; anything else is returned unchanged."""
+    header = frame_names(given)
+    at = None if header is None else columns.pick(header)[1]
+    return (
+        ArrayRows(rows.array, given.iloc[:, at].to_numpy()) if isinstance(rows, ArrayRows) and at is not None else rows
+    )
 
 
 def ordered(name: str, given: Any, columns: Columns) -> Any:
@@ -152,7 +161,7 @@ def open_rows(path: PathLike, role: Role, columns: Columns = ALL) -> Rows:
     if name.endswith(".parquet"):
         with opened(path) as file:
             return ParquetRows(file.resolve(), columns)
-    return ArrayRows(read_samples(path, role, columns)[0])
+    return ArrayRows(*read_samples(path, role, columns))
 
 
 def _refuse_larger(paths: Sequence[PathLike], role: Role, memory: int | None) -> None:

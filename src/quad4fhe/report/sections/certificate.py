@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from quad4fhe.fitting.summary import is_contradicted
 from quad4fhe.proof.certificate import no_room
 from quad4fhe.report.drawing import number
 from quad4fhe.report.markup import from_fit
@@ -35,7 +36,7 @@ class Certified(Section):
     template = """
 {% set claim = found.fit.certificate %}
 <p>{{ statement }}</p>
-{% if claim.impossible %}
+{% if no_room %}
 <p>Impossible: {{ no_room }}. Calibration rows {{ claim.impossible.samples | join(", ") }} contradict each
 other, exactly.</p>
 {% endif %}
@@ -64,6 +65,6 @@ settles the others. The decisions of the trained model: {{ found.verified.settle
         fields.insert(2, ("smallest margin", number(self.found.verified.margin)))
         return {
             "statement": _SAID[claim.statement].format(samples=claim.samples, lost=len(claim.mismatches)),
-            "no_room": None if claim.impossible is None else no_room(claim, self.found.fit.mlp),
+            "no_room": no_room(claim, self.found.fit.mlp) if is_contradicted(self.found.fit) else None,
             "fields": fields,
         }
