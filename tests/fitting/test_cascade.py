@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 
 from quad4fhe import (
     MLP,
@@ -92,6 +92,7 @@ def test_the_multiclass_models_reach_the_papers_agreement_and_the_polish_passes_
 # ---- any model -------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=30)
 @given(seeds)
 def test_whatever_is_claimed_is_verified(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -123,6 +124,7 @@ def test_models_full_of_ties_get_a_right_answer_or_a_clear_refusal(mlp: MLP, see
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
+@settings(max_examples=8)
 @given(seeds)
 @example(209)  # the best point so far is zero, which is no direction to search in
 def test_the_scale_of_the_input_gives_no_wrong_claim(classes: int, scale: float, seed: int) -> None:
@@ -133,6 +135,7 @@ def test_the_scale_of_the_input_gives_no_wrong_claim(classes: int, scale: float,
     verify(found, mlp, X)
 
 
+@settings(max_examples=15)
 @given(seeds)
 @example(46397564)  # two weights with the same solution but for rounding
 def test_two_logits_are_fitted_as_the_one_score_they_amount_to(seed: int) -> None:
@@ -146,6 +149,7 @@ def test_two_logits_are_fitted_as_the_one_score_they_amount_to(seed: int) -> Non
     assert np.array_equal(a.predict(X), b.predict(X))
 
 
+@settings(max_examples=15)
 @given(seeds)
 def test_a_free_threshold_is_moved_into_the_constant(seed: int) -> None:
     mlp, X = random_problem(seed, classes=2)
@@ -245,6 +249,7 @@ def test_a_decision_kept_only_on_a_tie_is_neither_lossless_nor_impossible() -> N
     assert checked.statement == "measured"
 
 
+@settings(max_examples=8)
 @given(seeds)
 def test_the_advised_rounding_changes_no_decision(seed: int) -> None:
     mlp, X = random_problem(seed, classes=4, n=50)
@@ -256,6 +261,7 @@ def test_the_advised_rounding_changes_no_decision(seed: int) -> None:
     assert np.array_equal(PolynomialModel.shared(mlp, *rounded).decide(X), found.predict(X))
 
 
+@settings(max_examples=15)
 @given(seeds)
 def test_a_polish_keeps_no_fewer_decisions(seed: int) -> None:
     rng = np.random.default_rng(seed)

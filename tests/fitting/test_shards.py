@@ -91,7 +91,9 @@ def expected(small_shards: None) -> dict[str, Fit]:
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("pool_name", "workers"), [("local", 1), ("local", 2), ("local", 4), ("ray", 2)], indirect=["pool_name"]
+)
 def test_every_regime_is_the_same_to_the_last_bit_in_any_pool_with_any_number_of_workers(
     expected: dict[str, Fit], pool_name: str, workers: int
 ) -> None:

@@ -94,9 +94,11 @@ def closest(positive: Array, negative: Array, cap: float = 1.0) -> Apart | Meet:
             # In exact arithmetic every step shortens the norm; where rounding alone is left, none does.
             stuck = 0 if norm < least * (1 - 1e-15) else stuck + 1
             least = min(least, norm)
-            if gap <= _GAP * norm or stuck > _STUCK or simplex.knows(u, v):
-                low, high, offset = float(v @ at), float(u @ at), float(centre @ at)
-                if high - low <= _MEETS * size * norm**0.5:
+            # A huge row rounds whole steps: a vertex that comes again is the end only if it separates.
+            low, high, offset = float(v @ at), float(u @ at), float(centre @ at)
+            is_apart = high - low > _MEETS * size * norm**0.5
+            if gap <= _GAP * norm or stuck > _STUCK or (simplex.knows(u, v) and is_apart):
+                if not is_apart:
                     break
                 u, v = simplex.ends()
                 return Apart(at, low + offset, high + offset, u + centre, v + centre)
@@ -122,8 +124,12 @@ class _Simplex:
 
     def size(self) -> float:
         """How large the numbers are that the nearest points were added up from."""
+        return float(self._weights @ self._sizes())
+
+    def _sizes(self) -> Array:
+        """How large the ends of each difference are, (r,), above zero."""
         sizes = np.array([np.abs(u).max() + np.abs(v).max() for u, v, *_ in self._pairs])
-        return float(self._weights @ sizes)
+        return np.where(sizes > 0, sizes, sizes[sizes > 0].min(initial=1.0))
 
     def meet(self) -> Meet:
         """The rows behind the simplex."""
@@ -135,7 +141,7 @@ class _Simplex:
         self._weights = np.append(self._weights, 0.0 if self._weights.size else 1.0)
         while True:
             points = np.array([pair[0] - pair[1] for pair in self._pairs])
-            affine, sizes = _affine(points), np.abs(points).max(axis=1) + 1e-300
+            affine, sizes = _affine(points), self._sizes()
             # A huge vertex may carry a tiny weight, so weights are compared by what they move.
             least = _NOTHING * float(np.abs(affine * sizes).max()) / sizes
             if (affine > least).all():

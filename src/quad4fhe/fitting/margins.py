@@ -60,13 +60,13 @@ class Problem:
 
     def solve(self, regime: str) -> Candidate:
         """The first attempt that succeeds, or the only one that was asked for."""
-        found = self.first(regime)
-        if found is None:
+        candidate = self.first(regime)
+        if candidate is None:
             advice = (
                 "use regime='auto'" if regime != "auto" else "one shared quadratic does not suit this model and data"
             )
             raise FitError(f"{self.run.refusal}; {advice}")
-        return found
+        return candidate
 
     def first(self, regime: str = "auto") -> Candidate | None:
         """The same; None if no attempt succeeds."""
@@ -79,8 +79,8 @@ class Problem:
                 f"regime={regime!r} needs two classes and a threshold that can move, and {why}; use 'auto'"
             )
         for name, attempt in attempts.items():
-            if regime in ("auto", name) and (found := attempt()) is not None:
-                return self._relaxed(found) if regime == "auto" and found.regime.is_reduced else found
+            if regime in ("auto", name) and (candidate := attempt()) is not None:
+                return self._relaxed(candidate) if regime == "auto" and candidate.regime.is_reduced else candidate
         return None
 
     @cached_property
@@ -109,23 +109,23 @@ class Problem:
             run.notes.append(notes.NO_POLISH)
             return start
         regime = Regime("soft", start.regime.parameter, polished=True)
-        found = self.make(regime, better.coefficients[:-1], float(better.coefficients[-1]), start.tau)
-        found.margin = run.tally(found).margin
-        found.step = start.step
-        return found
+        candidate = self.make(regime, better.coefficients[:-1], float(better.coefficients[-1]), start.tau)
+        candidate.margin = run.tally(candidate).margin
+        candidate.step = start.step
+        return candidate
 
-    def _relaxed(self, found: Candidate) -> Candidate:
+    def _relaxed(self, candidate: Candidate) -> Candidate:
         """A fit by reduced hulls, or the polished soft fit if that keeps more decisions and a polish is wanted."""
         run = self.run
         if not run.polish or self.design.basis is not None:
-            return found
+            return candidate
         noted = len(run.notes)
         softened = self.attempts["soft"]()
-        if softened is not None and run.lost(softened) < run.lost(found):
+        if softened is not None and run.lost(softened) < run.lost(candidate):
             return softened
         del run.notes[noted:]
         run.soft_trace = []
-        return found
+        return candidate
 
     def contradict(
         self, geometry: Literal["plane", "pairs"], samples: list[int], rivals: Sequence[int] = (), scale: bool = False
@@ -149,19 +149,19 @@ class Pairs:
         """MC-H: coefficients with positive margins for every pair, else Farkas evidence that there are none."""
         run, sweeper = self.run, Sweeper(self.design)
         with run.stage("hard"):
-            found = separate_pairs(sweeper)
+            answer = separate_pairs(sweeper)
             run.sweeps += sweeper.sweeps
-            if isinstance(found, PairSeparation):
-                solution = self._candidate(Regime("hard"), found.theta, 1.0)
+            if isinstance(answer, PairSeparation):
+                solution = self._candidate(Regime("hard"), answer.theta, 1.0)
                 solution.tolerance = solution.normalised_margin / largest_row(self.design)
-                if found.gap > _GAP:
-                    run.notes.append(notes.NOT_WIDEST.format(found.gap))
+                if answer.gap > _GAP:
+                    run.notes.append(notes.NOT_WIDEST.format(answer.gap))
                 if run.accept_if_lossless(solution):
                     return solution
-            elif isinstance(found, PairContradiction):
-                self.problem.contradict("pairs", found.samples.tolist(), found.rivals.tolist(), found.scale)
-            elif isinstance(found, OutOfRounds):
-                run.notes.append(notes.STILL_OPEN.format(found.rounds))
+            elif isinstance(answer, PairContradiction):
+                self.problem.contradict("pairs", answer.samples.tolist(), answer.rivals.tolist(), answer.scale)
+            elif isinstance(answer, OutOfRounds):
+                run.notes.append(notes.STILL_OPEN.format(answer.rounds))
         run.refuse_hard()
         return None
 
@@ -189,14 +189,14 @@ class Pairs:
 
     def _candidate(self, regime: Regime, theta: Array, margin: float) -> Candidate:
         coefficients = theta[:-1] / theta[-1]
-        found = self.problem.make(regime, coefficients[:-1], float(coefficients[-1]), 0.0)
-        found.margin, found.normalised_margin = margin, margin / float(np.linalg.norm(theta))
-        return found
+        candidate = self.problem.make(regime, coefficients[:-1], float(coefficients[-1]), 0.0)
+        candidate.margin, candidate.normalised_margin = margin, margin / float(np.linalg.norm(theta))
+        return candidate
 
-    def _normalised(self, found: Candidate, plain: Candidate) -> Candidate:
-        if found is not plain and found.theta is not None:
-            found.normalised_margin = found.margin / float(np.linalg.norm(found.theta))
-        return found
+    def _normalised(self, candidate: Candidate, plain: Candidate) -> Candidate:
+        if candidate is not plain and candidate.theta is not None:
+            candidate.normalised_margin = candidate.margin / float(np.linalg.norm(candidate.theta))
+        return candidate
 
 
 class _Levels(NamedTuple):
@@ -235,14 +235,14 @@ class Hulls:
         """Theorem 1: the widest separation of the hulls if they are disjoint, else evidence that they meet."""
         run = self.run
         with run.stage("hard"):
-            found = self._apart(1.0)
-            if isinstance(found, Apart):
-                solution = self._separated(Regime("hard"), found)
-                solution.tolerance = found.distance / farthest(*self._sides[:2])
+            hulls = self._apart(1.0)
+            if isinstance(hulls, Apart):
+                solution = self._separated(Regime("hard"), hulls)
+                solution.tolerance = hulls.distance / farthest(*self._sides[:2])
                 if run.accept_if_lossless(solution):
                     return solution
             else:
-                self._contradict(found)
+                self._contradict(hulls)
         run.refuse_hard()
         return None
 
@@ -252,11 +252,11 @@ class Hulls:
         with run.stage("rch"):
             meets = 1.0
             for cap in CAPS:
-                found = self._apart(cap)
-                run.cap_trace.append((cap, found.distance if isinstance(found, Apart) else 0.0))
-                if isinstance(found, Apart):
+                hulls = self._apart(cap)
+                run.cap_trace.append((cap, hulls.distance if isinstance(hulls, Apart) else 0.0))
+                if isinstance(hulls, Apart):
                     run.critical_mu = self._critical_cap(cap, meets)
-                    solution = self._separated(Regime("rch", cap), found)
+                    solution = self._separated(Regime("rch", cap), hulls)
                     solution.caps = Caps(cap, *(max(cap, 1 / len(side)) for side in self._sides[:2]))
                     return solution
                 meets = cap
@@ -284,10 +284,10 @@ class Hulls:
             trace: list[SoftStep] = []
             levels: list[_Levels] = []
             for cap in self._soft_caps():
-                found = self._apart(cap)
-                if isinstance(found, Apart):
-                    levels.append(self._levels(found, cap))
-                    trace.append(self._step(cap / 2, found, levels[-1]))
+                hulls = self._apart(cap)
+                if isinstance(hulls, Apart):
+                    levels.append(self._levels(hulls, cap))
+                    trace.append(self._step(cap / 2, hulls, levels[-1]))
         if not trace:
             run.refusal = "the lifted classes have the same centre, so no direction tells them apart (theta = 0)"
             return None
@@ -312,15 +312,15 @@ class Hulls:
             mu /= 2
         return [*caps, 1.0 / largest] if largest > 1 / caps[-1] else caps
 
-    def _levels(self, found: Apart, cap: float) -> _Levels:
+    def _levels(self, hulls: Apart, cap: float) -> _Levels:
         """t + rho and t - rho of P-RCH: 1/mu samples of a class fall short of its level, an order statistic."""
-        theta, levels = found.direction / found.distance, []
+        theta, levels = hulls.direction / hulls.distance, []
         for side, sign in zip(self._sides[:2], (1.0, -1.0), strict=True):
             short = min(len(side), math.ceil(1 / max(cap, 1 / len(side)) * (1 - 1e-12))) - 1
             levels.append(sign * float(np.partition(sign * (side @ theta), short)[short]))
         return _Levels(theta, levels[0], levels[1])
 
-    def _step(self, c: float, found: Apart, levels: _Levels) -> SoftStep:
+    def _step(self, c: float, hulls: Apart, levels: _Levels) -> SoftStep:
         theta, low, high = levels
         up, down = (side @ theta for side in self._sides[:2])
         slack = np.maximum(np.concatenate([low - up, down - high]), 0.0)
@@ -333,14 +333,14 @@ class Hulls:
             slack_max=float(slack.max()),
             margin=float(score.min()),
             norm=1.0,
-            gap=abs(1.0 - (found.high - found.low) / found.distance / float(np.linalg.norm(found.u - found.v))),
+            gap=abs(1.0 - (hulls.high - hulls.low) / hulls.distance / float(np.linalg.norm(hulls.u - hulls.v))),
         )
 
-    def _separated(self, regime: Regime, found: Apart) -> Candidate:
+    def _separated(self, regime: Regime, hulls: Apart) -> Candidate:
         """The candidate halfway between two hulls."""
-        size = found.distance
-        solution = self._candidate(regime, found.direction / size, found.low / size, found.high / size)
-        solution.margin = solution.normalised_margin = (found.high - found.low) / size
+        size = hulls.distance
+        solution = self._candidate(regime, hulls.direction / size, hulls.low / size, hulls.high / size)
+        solution.margin = solution.normalised_margin = (hulls.high - hulls.low) / size
         return solution
 
     def _candidate(self, regime: Regime, theta: Array, low: float, high: float) -> Candidate:
@@ -356,12 +356,12 @@ class Hulls:
             return self.problem.make(regime, coefficients, float((-middle - rest) / self.design.shift), 0.0)
         return self.problem.make(regime, coefficients, 0.0, float(middle + rest))
 
-    def _contradict(self, found: Meet) -> None:
+    def _contradict(self, contact: Meet) -> None:
         """Evidence from the rows of a meeting point: a basic solution of the weights that combine them to zero."""
         from scipy.optimize import nnls  # here: its import takes as long as a command that needs none of it
 
         points, positive = self.design.points
-        rows = np.concatenate([np.flatnonzero(positive)[found.first], np.flatnonzero(~positive)[found.second]])
+        rows = np.concatenate([np.flatnonzero(positive)[contact.first], np.flatnonzero(~positive)[contact.second]])
         sign = np.where(positive[rows], 1.0, -1.0)
         centred = points[rows] - points[rows].mean(axis=0)
         scale = np.abs(centred).max(axis=0)

@@ -123,14 +123,14 @@ class Run:
         theta = np.array([alpha, beta, eta, 1.0])
         return Candidate(self.mlp, SHARED, regime, alpha, beta, eta, tau, theta=theta)
 
-    def tally(self, found: Candidate) -> Tally:
+    def tally(self, candidate: Candidate) -> Tally:
         """How many decisions a shared quadratic keeps, in floating point, and its smallest margin."""
-        assert found.theta is not None
-        return tally(self.design.shifted(found.tau), found.theta)
+        assert candidate.theta is not None
+        return tally(self.design.shifted(candidate.tau), candidate.theta)
 
-    def lost(self, found: Candidate) -> int:
+    def lost(self, candidate: Candidate) -> int:
         """How many decisions a shared quadratic loses, in floating point."""
-        return self.design.samples - self.tally(found).agreeing
+        return self.design.samples - self.tally(candidate).agreeing
 
     @cached_property
     def calibration_sha256(self) -> str:
@@ -138,26 +138,26 @@ class Run:
         self.progress("hash of the calibration data", 0, 0)
         return samples_sha256("X_cal", self.shards.rows)
 
-    def certify(self, found: Candidate) -> None:
+    def certify(self, candidate: Candidate) -> None:
         """State exactly what a candidate keeps, unless this was done before."""
-        if found.certificate is not None:
+        if candidate.certificate is not None:
             return
         with self.stage("certificate"):
-            found.certificate, found.margins = certify(
+            candidate.certificate, candidate.margins = certify(
                 self.mlp,
-                found.model,
+                candidate.model,
                 self.shards,
                 self.evidence,
                 self.progress,
                 calibration_sha256=self.calibration_sha256,
             )
 
-    def accept_if_lossless(self, found: Candidate) -> bool:
+    def accept_if_lossless(self, candidate: Candidate) -> bool:
         """Accept a hard candidate only with its certificate: rounding its numbers may undo a thin separation."""
-        if found.theta is not None and not np.isfinite([*found.theta, found.tau]).all():
+        if candidate.theta is not None and not np.isfinite([*candidate.theta, candidate.tau]).all():
             return False
-        self.certify(found)
-        if found.certified.statement != "lossless":
+        self.certify(candidate)
+        if candidate.certified.statement != "lossless":
             return False
         self.hard = "feasible"
         return True
