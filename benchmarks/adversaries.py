@@ -28,6 +28,11 @@ class Case:
     samples: int
 
     @property
+    def model_id(self) -> str:
+        """A name for the model, as a fit gives it."""
+        return self.model.sha256
+
+    @property
     def margins(self) -> Floats:
         """As a fit keeps them."""
         logits = self.model.logits(self.X)

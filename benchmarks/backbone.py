@@ -32,7 +32,6 @@ from torch import nn
 from compact import write
 from machine import describe
 from quad4fhe import MLP, Remote, fit, verify
-from quad4fhe.he import keys
 
 DATA = Path(os.environ.get("QUAD4FHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 PROGRAM = "from quad4fhe.cli import entry_point; entry_point()"
@@ -153,9 +152,9 @@ def over_http(fit_file: Path, made: Any, X: Any) -> dict[str, Any]:
         assert server.stdout is not None
         relay = Relay(json.loads(server.stdout.readline())["url"])
         with Remote(relay.url, trust=True) as remote:
-            key = keys.generate(remote.plan)
+            pinned = remote.plan
         handed_out = relay.received
-        with Remote(relay.url, key=key) as remote:
+        with Remote(relay.url, plan=pinned) as remote:
             relay.keeps = True
             few = remote.predict(X[:CAPTURED], clip=True)
             relay.keeps = False

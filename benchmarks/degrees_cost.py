@@ -26,8 +26,9 @@ import numpy as np
 from compact import write
 from degrees import load
 from machine import describe
-from quad4fhe import MLP, Client, Fit, Server, fit, plan
+from quad4fhe import MLP, Client, Fit, fit, plan
 from quad4fhe._threads import one_thread
+from quad4fhe.he.session import Server
 from quad4fhe.mlp import decide
 from quad4fhe_reproduce.circuit import PaperCircuit, quad
 
@@ -65,8 +66,8 @@ class Encrypted:
         client, self.server = Client(made), Server(fitted, made)
         self.server.warm_up()
         part = X[: made.per_request].astype(np.float64)
-        self.request = client.encrypt(part)[0]
-        found = client.decrypt(self.server.evaluate(self.request))[: len(part)]
+        self.request = client.encrypt(part)
+        found = client.read(self.server.answer(self.request))[: len(part)]
         self.changed = int(np.count_nonzero(decide(found) != fitted.model.decide(part)))
         self.checked = len(part)
         self.bytes = (made.forecast.upload_bytes / 8192, made.forecast.download_bytes / 8192)
@@ -74,7 +75,7 @@ class Encrypted:
     def seconds(self) -> float:
         """Of CPU for one sample."""
         start = time.process_time()
-        self.server.evaluate(self.request)
+        self.server.answer(self.request)
         return (time.process_time() - start) / self.slots
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from quad4fhe.layouts.lift.decisions import SPREAD
 from scipy.optimize import linprog
 
 import quad4fhe
 from compact import write
 from machine import describe
 from quad4fhe import MLP
-from quad4fhe.layouts.lift.decisions import SPREAD
 from quad4fhe.mlp import decide
 
 Floats = NDArray[np.float64]

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer_networks import Network
-from quad4fhe import Client, Fit, Plan, Server, __version__, plan
+from quad4fhe import Client, Fit, Plan, __version__, answer, plan
 from quad4fhe.errors import InputError
-from quad4fhe.he.container import size
+from quad4fhe.he.message import size
+from quad4fhe.he.session import Server
 from quad4fhe.layouts.forms import Kind
 from quad4fhe.mlp import decide
 
@@ -30,9 +31,8 @@ def cpu(step: Callable[[], Any]) -> tuple[float, Any]:
 
 def user(fit: Fit, made: Plan, X: NDArray[Any]) -> Any:
     """What a user writes."""
-    client, server = Client(made), Server(fit, made)
-    server.register(client.key_id, client.evaluation_keys())
-    return client.decide([server.evaluate(request) for request in client.encrypt(X)])
+    client = Client(made)
+    return client.decide(answer(fit, made, client.encrypt(X)))
 
 
 def measure(network: Network) -> list[dict[str, Any]]:
@@ -41,7 +41,6 @@ def measure(network: Network) -> list[dict[str, Any]]:
     cases: list[tuple[str, Any, int, dict[str, Any]]] = [
         ("lift", "strict", 1, {}),
         ("lift plain", "strict", 1, {"replies": "plain"}),
-        ("packed", "strict", 1, {}),
         ("batch", "strict", 4096, {}),
         ("batch", "fast", 4096, {}),
     ]
@@ -66,16 +65,15 @@ def measure(network: Network) -> list[dict[str, Any]]:
 
 def _run(network: Network, made: Plan, form: str) -> dict[str, Any]:
     keygen, client = cpu(lambda: Client(made))
-    making, keys = cpu(client.evaluation_keys)
+    making = 0.0
     setting_up, server = cpu(lambda: Server(network.fit, made))
-    server.register(client.key_id, keys)
     n = made.per_request if made.layout == "batch" else 1
     times, found, shown = [], [], []
     for turn in range(3 if n > 1 else _QUESTIONS):
         X = network.X_test[(turn * n + np.arange(n)) % len(network.X_test)]
         one, requests = cpu(lambda X=X: client.encrypt(X))
-        two, reply = cpu(lambda requests=requests: server.evaluate(requests[0]))
-        three, logits = cpu(lambda reply=reply: client.decrypt(reply))
+        two, reply = cpu(lambda requests=requests: server.answer(requests))
+        three, logits = cpu(lambda reply=reply: client.read(reply))
         times.append((one, two, three))
         found.append(logits)
         shown.append(X)
@@ -91,7 +89,7 @@ def _run(network: Network, made: Plan, form: str) -> dict[str, Any]:
         "licence": "Apache-2.0",
         "keygen": keygen + making,
         "server_setup": setting_up,
-        "key_bytes": size(made, Kind.keys) if keys is not None else 0,
+        "key_bytes": 0,
         "encrypt": best[0],
         "server": best[1],
         "decrypt": best[2],

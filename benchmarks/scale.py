@@ -20,7 +20,6 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 import argparse
 import contextlib
 import hashlib
-import io
 import shutil
 import statistics
 import tempfile
@@ -38,7 +37,7 @@ from compact import write
 from machine import describe
 from quad4fhe import plan as make_plan
 from quad4fhe.folders import score, worker, write_requests
-from quad4fhe.he import container, keys
+from quad4fhe.he import message
 from quad4fhe.he.session import Server
 from quad4fhe.workers import choose
 from quad4fhe.workers.base import Work
@@ -120,12 +119,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         folder = Path(place) / "requests"
         X = np.zeros((1, options.shape[0])).clip(*plan.domain.box)
-        write_requests(plan, keys.generate(plan), X, folder)
+        write_requests(plan, X, folder)
         first = folder / "00000000.request"
         for i in range(1, options.requests):
             os.link(first, folder / f"{i:08d}.request")
         result["request_bytes"] = first.stat().st_size
-        result["reply_bytes"] = container.size(plan, container.Kind.reply)
+        result["reply_bytes"] = message.size(plan, message.Kind.reply)
 
         if "ray" in options.pools:
             start_ray(stack)
@@ -192,8 +191,7 @@ def in_process(server: Server, data: bytes, count: int) -> float:
     """Seconds for one request in this process, from bytes to bytes: the baseline without workers."""
     started = time.perf_counter()
     for _ in range(count):
-        reply = server.evaluate(container.read_request(server.plan, io.BytesIO(data)))
-        b"".join(container.write_reply(server.plan, reply))
+        server.answer(data)
     return (time.perf_counter() - started) / count
 
 

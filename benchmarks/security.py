@@ -17,8 +17,8 @@ from pathlib import Path
 
 from lattice import Instance, bdd, dual_hybrid, estimate, usvp
 from quad4fhe.layouts.batch.search import batch_chains
-from quad4fhe.layouts.packed.search import PACKED_CHAINS
-from quad4fhe.planning.chains import SEAL_BITS, SECURE_BITS, Chain, chain
+from quad4fhe.layouts.lift.search import lift_chains
+from quad4fhe.planning.chains import SEAL_BITS, SECURE_BITS, Chain
 
 PAGE = Path(__file__).parents[1] / "docs" / "security_parameters.md"
 MUCH = 192  # bits; chains above are listed together
@@ -65,8 +65,8 @@ def limits() -> list[list[str]]:
 
 def chosen() -> list[tuple[str, Chain]]:
     """Every chain that the planner can choose, with its layout."""
-    packed = [("packed", chain(*sizes)) for sizes in PACKED_CHAINS]
-    return [("batch", each) for each in batch_chains()] + packed
+    lift = {made for replies in ("private", "plain") for made in lift_chains(replies)}
+    return [("batch", each) for each in batch_chains()] + [("lift", each) for each in sorted(lift, key=str)]
 
 
 def chains() -> list[list[str]]:
@@ -89,8 +89,8 @@ def chains() -> list[list[str]]:
 
 
 def _primes(made: Chain) -> str:
-    """The sizes of the primes that count."""
-    sizes = [q.bit_length() for q in (made.every if made.keys else made.primes)]
+    """The sizes of the primes."""
+    sizes = [q.bit_length() for q in made.primes]
     return f"{len(sizes)} x {sizes[0]}" if len(set(sizes)) == 1 else "+".join(map(str, sizes))
 
 

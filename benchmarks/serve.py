@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py --out benchmarks/serve.json [--seconds 15] [--clients 1 8 32] [--workers 1]
 
-Baseline: the same requests by `Server.evaluate` in one process, one thread, ciphertexts already in memory, as many such
+Baseline: the same requests by `Server.answer` in one process, one thread, ciphertexts already in memory, as many such
 processes as the server has workers; measured before and after each load, half as long as the load in all, while the
 server is idle. The service receives, checks and answers the requests over HTTP on the loopback interface. The clients
 send what is already encrypted, in blocks as `Remote` does, from threads of this process; they run on the same machine
@@ -37,8 +37,8 @@ import numpy as np
 from compact import write
 from machine import describe
 from quad4fhe import MLP, Fit, Plan, fit
-from quad4fhe.he import container
-from quad4fhe.he.session import Client, Request, Server
+from quad4fhe.he import message
+from quad4fhe.he.session import Client, Server
 
 PROGRAM = "from quad4fhe.cli import entry_point; entry_point()"
 OCTETS = {"content-type": "application/octet-stream"}
@@ -56,11 +56,11 @@ def made(shape: tuple[int, int, int]) -> Fit:
     return fit(MLP(W1, np.zeros(m), W2, -np.median(np.maximum(X @ W1.T, 0) @ W2.T, axis=0)), X, family="shared")
 
 
-def in_process(server: Server, request: Request, seconds: float) -> tuple[float, float]:
+def in_process(server: Server, request: bytes, seconds: float) -> tuple[float, float]:
     """Requests a second without a network, and CPU seconds for each."""
     count, started, used = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - started < seconds:
-        server.evaluate(request)
+        server.answer(request)
         count += 1
     return count / (time.perf_counter() - started), (time.process_time() - used) / count
 
@@ -157,11 +157,9 @@ def main() -> None:
             url = json.loads(process.stdout.readline())["url"]
             base = f"{url}/models/{found.model_id}"
             plan = Plan.from_dict(httpx.get(f"{base}/plan").json())
-            request = next(Client(plan).stream(np.zeros((1, shape[0])).clip(*plan.domain.box)))
-            chunks = list(request.chunks)
-            data = b"".join(container.write_request(plan, Request(request.identity, chunks)))
-            size = container.size(plan, container.Kind.reply)
-            local, ready = Server(found, plan), Request(request.identity, chunks)
+            data = Client(plan).encrypt(np.zeros((1, shape[0])).clip(*plan.domain.box))
+            size = message.size(plan, message.Kind.reply)
+            local, ready = Server(found, plan), data
             in_process(local, ready, 1.0)
             rate, cpu = in_process(local, ready, options.seconds / 4)
             result |= {"ring": plan.chain.ring, "request_bytes": len(data), "in_process_per_second": rate}

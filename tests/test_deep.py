@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quad4fhe import MLP, CertificateError, Client, Fit, InputError, Server, fit, plan, verify
+from quad4fhe import MLP, CertificateError, Client, Fit, InputError, fit, plan, verify
 from quad4fhe.activations import Activation
 from quad4fhe.activations.intervals import Interval
 from quad4fhe.deep import DeepMLP
+from quad4fhe.he.session import Server
+from quad4fhe.mlp import decide
 from quad4fhe.names import Names
 from quad4fhe.proof.exact import WholeNumbers, bounded_logits, decisions
 
@@ -105,8 +107,8 @@ def test_it_costs_one_hidden_layer_under_encryption() -> None:
     made = plan(FOUND, samples=50, layout="batch", X=X)
     assert (made.shape.features, made.shape.units, made.shape.outputs) == (4, 16, 3)
     client, server = Client(made), Server(FOUND, made)
-    replies = [server.evaluate(request) for request in client.encrypt(X[:50])]
-    assert (client.decide(replies) == FOUND.predict(X[:50])).all()
+    logits = np.concatenate([client.read(server.answer(request)) for request in client.requests(X[:50])])
+    assert (decide(logits) == FOUND.predict(X[:50])).all()
 
 
 def test_the_fit_is_the_same_with_workers() -> None:

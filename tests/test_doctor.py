@@ -13,7 +13,7 @@ from quad4fhe.cli import doctor as doctor_page
 from quad4fhe.cli import main
 from quad4fhe.doctor import Examination, Finding, examine
 from quad4fhe.he import seal
-from quad4fhe.layouts import _kernels_numpy
+from quad4fhe.layouts import _kernels_numba
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +28,10 @@ def found(part: Any, name: str) -> Finding:
 def test_a_working_installation_is_healthy(examined: Examination) -> None:
     assert examined.healthy
     names = [finding.name for finding in examined.findings]
-    assert names[:9] == ["quad4fhe", "python", "platform", "wheels", "libraries", "cores", "memory", "BLAS", "numba"]
+    assert names[:8] == ["quad4fhe", "python", "platform", "wheels", "libraries", "cores", "memory", "BLAS"]
     checks = [finding for finding in examined.findings if finding.part == "self-checks"]
-    assert [finding.status for finding in checks] == ["ok"] * 7
-    assert {"fast", "sklearn", "onnx", "torch"} <= set(names)
+    assert [finding.status for finding in checks] == ["ok"] * 6
+    assert {"sklearn", "onnx", "torch"} <= set(names)
 
 
 def test_whatever_is_not_well_comes_with_what_mends_it(examined: Examination) -> None:
@@ -59,16 +59,16 @@ def test_json_is_the_examination(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_a_kernel_that_is_off_by_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = _kernels_numpy.raise_limb
+    real = _kernels_numba.raise_limb
 
     def wrong(high: Any, rows: Any, low: Any, q: int, step: float) -> None:
         real(high, rows, low, q, step)
         low[0, 0] += 1
 
-    monkeypatch.setattr(_kernels_numpy, "raise_limb", wrong)
+    monkeypatch.setattr(_kernels_numba, "raise_limb", wrong)
     finding = found(doctor.selfchecks, "residues")
     assert finding.status == "failed"
-    assert "numpy kernels" in finding.says
+    assert "is not that of Python's integers" in finding.says
 
 
 def test_another_seal_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_checker_that_accepts_everything_is_found(monkeypatch: pytest.MonkeyPa
     assert "was accepted" in finding.says
 
 
-@pytest.mark.parametrize("layout", ["batch", "packed"])
+@pytest.mark.parametrize("layout", ["batch", "lift"])
 def test_scores_that_decrypt_wrongly_are_found(layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = _selfchecks.predict_encrypted
 
@@ -142,12 +142,6 @@ def test_more_threads_than_cores_and_no_blas_are_slow(monkeypatch: pytest.Monkey
     assert found(doctor.machine, "BLAS").status == "slow"
 
 
-def test_without_numba_the_fix_is_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "kernels", lambda: _kernels_numpy)
-    finding = found(doctor.machine, "numba")
-    assert (finding.status, finding.fix) == ("slow", "pip install 'quad4fhe[fast]'")
-
-
 # --- optional parts ---------------------------------------------------------------------------------------------
 
 
@@ -163,10 +157,10 @@ def test_the_command_that_adds_a_part_is_printed_whole(capsys: pytest.CaptureFix
 def test_a_missing_or_old_part_comes_with_the_command_that_adds_it() -> None:
     missing = part("magic", "no-such-package>=1")
     assert (missing.status, missing.fix) == ("missing", "pip install 'quad4fhe[magic]'")
-    old = part("fast", "numpy>=999")
+    old = part("onnx", "numpy>=999")
     assert old.status == "missing"
     assert "numpy >=999 (found" in old.says
-    assert part("fast", "numpy>=1").status == "ok"
+    assert part("onnx", "numpy>=1").status == "ok"
 
 
 def test_a_library_that_is_too_old_is_an_illness(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +174,8 @@ def test_a_library_that_is_too_old_is_an_illness(monkeypatch: pytest.MonkeyPatch
 def test_extras_are_read_from_the_metadata_with_those_they_include() -> None:
     lines = [
         "numpy>=1.26",
-        "numba>=0.59; extra == 'fast'",
-        'quad4fhe[fast,sklearn]; extra == "all"',
+        "numba>=0.59; extra == 'speed'",
+        'quad4fhe[speed,sklearn]; extra == "all"',
         "scikit-learn (>=1.6) ; extra == 'sklearn'",
         "ray[default]>=2.9; python_version >= '3.11' and extra == 'ray'",
         "uvloop>=1; sys_platform == 'elsewhere' and extra == 'ray'",

@@ -19,7 +19,6 @@ import quad4fhe
 from quad4fhe import MLP, Fit, plan
 from quad4fhe.cli import main
 from quad4fhe.errors import InputError
-from quad4fhe.he import keys
 from support.serving import RunningServer, free_port
 
 PAGE = Path(__file__).parents[1] / "docs" / "first_hour.md"
@@ -75,7 +74,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "other_tokens").write_text("u" * 32 + "\n")
     np.save(folder / "calib.npy", X)
     other = plan(Fit.load(fitted), samples=4, layout="batch", precision="fast", widen=3.0)
-    keys.save(keys.generate(other), folder / "old.key")
+    other.save(folder / "old.json")
     return folder
 
 
@@ -133,9 +132,6 @@ def test_the_message_is_the_one_shown_and_its_advice_works(
     monkeypatch.chdir(demo)
     monkeypatch.setattr("quad4fhe.serve.http._FIRST", 0.3)  # seconds of patience with a server that is not there
     newcomer = Newcomer(server, capsys)
-    Path("fit.key").unlink(missing_ok=True)
-    if "key fits" in mistake.said or "exists" in mistake.said:
-        assert newcomer.type("quad4fhe keygen fit.key --server http://127.0.0.1:8443 --token-file tokens")[0] == 0
     if ".joblib" in mistake.wrong:
         pickled(demo / "model.joblib")
     if ".onnx" in mistake.wrong:

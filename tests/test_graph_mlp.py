@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quad4fhe import MLP, CertificateError, Client, Fit, InputError, Server, fit, plan, verify
+from quad4fhe import MLP, CertificateError, Client, Fit, InputError, fit, plan, verify
 from quad4fhe.cli import main
 from quad4fhe.deep import GraphMLP
+from quad4fhe.he.session import Server
+from quad4fhe.mlp import decide
 from support.forging import changed, opened, sealed
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -141,8 +143,8 @@ def test_the_graph_is_not_handed_to_clients(tmp_path: Path) -> None:
     made = plan(found, samples=20, layout="batch", X=X)
     assert made.feature_part is None
     client, server = Client(made), Server(found, made)
-    replies = [server.evaluate(request) for request in client.encrypt(X[:20])]
-    assert (client.decide(replies) == found.predict(X[:20])).all()
+    logits = np.concatenate([client.read(server.answer(request)) for request in client.requests(X[:20])])
+    assert (decide(logits) == found.predict(X[:20])).all()
 
 
 def test_the_command_line_takes_it(model: Path, tmp_path: Path, capsys: Any) -> None:

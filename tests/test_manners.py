@@ -122,7 +122,7 @@ def test_a_value_that_is_not_offered_is_one_line(capsys: pytest.CaptureFixture[s
 GOOD = {"MODEL": "model.npz", "CALIB": "calib.npz", "FIT": "fit.safetensors"}
 GOOD |= {"DATA": "test.npz", "URL": "http://127.0.0.1:9", "IN": "requests", "OUT": "replies"}
 FILES = {"MODEL", "CALIB", "FIT", "DATA"}
-NOT_WALKED = {"keygen": "its argument is written, not read", "reproduce": "its arguments are names of tables"}
+NOT_WALKED = {"reproduce": "its arguments are names of tables"}
 WALK = [
     (name, param.metavar)
     for name, command in COMMANDS.items()
@@ -209,14 +209,6 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(
         assert code == 2
         assert str(bad) in err
         assert err.count("\n") == 1
-
-
-def test_a_passphrase_is_asked_for_on_a_terminal_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("plan.json").write_text(run(capsys, "plan", "fit.safetensors", "--json")[1])
-    code, _, err = run(capsys, "keygen", "own.key", "--plan", "plan.json", "--ask-passphrase")
-    assert code == 2
-    assert "--passphrase-file" in err
-    assert err.count("\n") == 1
 
 
 def test_a_certificate_that_is_none_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,22 +300,6 @@ def test_a_command_that_runs_out_of_memory_inside_seal_ends() -> None:
     done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY, "plan"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.startswith("quad4fhe: not enough memory")
-
-
-def test_ctrl_c_at_a_question_is_an_interruption(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("plan.json").write_text(run(capsys, "plan", "fit.safetensors", "--json")[1])
-
-    def asked(*_: object, **__: object) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("getpass.getpass", asked)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    code, _, err = run(capsys, "keygen", "own.key", "--plan", "plan.json", "--ask-passphrase")
-    assert code == 130
-    assert err.splitlines()[-1] == "quad4fhe: interrupted"
-    assert not Path("own.key").exists()
 
 
 START = [sys.executable, "-c", "from quad4fhe_start import entry_point; entry_point()"]

@@ -10,7 +10,7 @@ from lattice import Instance, bdd, dual_hybrid, estimate, usvp
 from quad4fhe.planning.chains import SECURE_BITS
 from security import PAGE, PUBLISHED, chosen
 
-ROW = re.compile(r"^\| (\d+) \| (batch|packed) \| (at most )?(\d+) \| [^|]+ \| (?:over )?([\d.]+) \|", re.MULTILINE)
+ROW = re.compile(r"^\| (\d+) \| (batch|lift) \| (at most )?(\d+) \| [^|]+ \| (?:over )?([\d.]+) \|", re.MULTILINE)
 
 
 @pytest.mark.parametrize(("name", "lwe", "attack", "bits", "block"), PUBLISHED)

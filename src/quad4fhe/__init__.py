@@ -9,9 +9,10 @@ A typical program:
     verify(found, mlp, X_cal)             # rechecks the certificate, exactly and without the solvers
     found.agreement(X_test)               # the share of decisions that is kept on other samples
     chosen = plan(found, samples=2048)    # every encryption parameter; describe(chosen) explains them
-    client, server = Client(chosen), Server(found, chosen)
-    server.register(client.key_id, client.evaluation_keys())
-    decisions = client.decide([server.evaluate(request) for request in client.encrypt(X_test)])
+    client = Client(chosen)
+    request = client.encrypt(X_test)      # bytes, under a key that is made for this request and never stored
+    reply = answer(found, chosen, request)  # what a server does: it sees only ciphertexts
+    decisions = client.decide(reply)
 
 `QuadraticReplacement` is a scikit-learn estimator, `Remote` queries a server that `quad4fhe serve` runs, and `score`
 answers folders of encrypted requests. Every error that is raised on purpose is a Quad4FHEError. Names are loaded at
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from quad4fhe.fitting.cascade import fit
     from quad4fhe.fitting.result import Fit
     from quad4fhe.folders.run import score
-    from quad4fhe.he.session import Client, ReplyError, Server
+    from quad4fhe.he.session import Client, ReplyError, answer
     from quad4fhe.io.rows import Rows
     from quad4fhe.io.samples import read_samples
     from quad4fhe.layouts.planner import plan
@@ -69,9 +70,9 @@ __all__ = [
     "Remote",
     "ReplyError",
     "Rows",
-    "Server",
     "TargetNotReachedError",
     "Verified",
+    "answer",
     "describe",
     "fit",
     "plan",
@@ -97,9 +98,9 @@ _HOME = {
     "Remote": "serve.client",
     "ReplyError": "he.session",
     "Rows": "io.rows",
-    "Server": "he.session",
     "TargetNotReachedError": "errors",
     "Verified": "proof.verification",
+    "answer": "he.session",
     "describe": "planning.describe",
     "fit": "fitting.cascade",
     "plan": "layouts.planner",

@@ -15,7 +15,6 @@ import numpy as np
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError, MissingExtraError
 from quad4fhe.fitting import Fit, fit
-from quad4fhe.he.calibrate import calibrate
 from quad4fhe.he.predict import Prediction, predict_encrypted
 from quad4fhe.layouts.planner import plan
 from quad4fhe.mlp import MLP
@@ -70,8 +69,7 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
     fitted.save(files["fit"])
     verified = verify(Fit.load(files["fit"]), mlp, X_cal, progress)
     progress("plan", 0, 0)
-    machine = calibrate()
-    made = plan(fitted, samples=len(X_test), X=X_cal, machine=machine)
+    made = plan(fitted, samples=len(X_test), X=X_cal)
     prediction = predict_encrypted(fitted, made, X_test, progress=progress)
     report(
         fitted,
@@ -79,7 +77,7 @@ def run_demo(folder: Path, progress: Progress = silent) -> Demo:
         X_test,
         y_test,
         classes=classes.tolist(),
-        options=Options(samples=len(X_test), machine=machine, bill=prediction.bill),
+        options=Options(samples=len(X_test), bill=prediction.bill),
         source=Source("Breast cancer", str(files["fit"]), str(files["calibration"]), str(files["test"])),
         progress=progress,
     ).save(files["report"])

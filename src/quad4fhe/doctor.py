@@ -24,7 +24,6 @@ from quad4fhe import _selfchecks
 from quad4fhe._progress import Progress, silent
 from quad4fhe._threads import usable_cores
 from quad4fhe.io.files import one_line
-from quad4fhe.layouts.residues import kernels
 from quad4fhe.planning.costs import readable_bytes
 
 Status = Literal["ok", "slow", "missing", "failed"]
@@ -34,13 +33,12 @@ _LEAST_PYTHON = (3, 11)
 _LITTLE_MEMORY = 2 * 2**30
 _CGROUP = Path("/sys/fs/cgroup")
 _PURPOSE = {
-    "fast": "compiled residue kernels",
     "sklearn": "scikit-learn models and QuadraticReplacement",
     "onnx": "ONNX models, in and out",
     "features": "the part of a network that runs at the client",
     "torch": "torch models, in and out",
     "parquet": "samples in .parquet files",
-    "serve": "serve and query, keys with a passphrase",
+    "serve": "serve and query",
     "ray": "fits and scores on many machines",
     "report": "the report's pictures",
     "demo": "quad4fhe demo",
@@ -121,7 +119,6 @@ def machine() -> Iterator[Finding]:
     yield _cores()
     yield _memory()
     yield _blas()
-    yield _numba()
 
 
 def _ok(name: str, says: str) -> Finding:
@@ -219,17 +216,6 @@ def _blas() -> Finding:
     if max(one["num_threads"] for one in libraries) > usable_cores():
         return _slow("BLAS", says, f"export OPENBLAS_NUM_THREADS={usable_cores()}: more threads than cores only wait")
     return _ok("BLAS", says)
-
-
-def _numba() -> Finding:
-    fix = "pip install 'quad4fhe[fast]'"
-    try:
-        name = kernels().NAME
-    except Exception as error:  # importing a numba that does not match this numpy raises errors of many kinds
-        return _slow("numba", f"breaks when it is imported ({error})", f"pip install --upgrade numba; or {fix}")
-    if name != "numba":
-        return _slow("numba", "not installed: the layout batch runs on numpy, several times slower", fix)
-    return _ok("numba", f"{version('numba')}: compiled residue kernels")
 
 
 # --- optional parts ---------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quad4fhe import Fit, InputError, Server, fit, plan
+from quad4fhe import Fit, InputError, fit, plan
 from quad4fhe.fitting.diagnostics import KeptShare
+from quad4fhe.he.session import Server
 from quad4fhe.io import files as _files
 from support.cases import CASES, LOSSLESS, PAIRS, PAIRS_X
 from support.forging import opened, sealed

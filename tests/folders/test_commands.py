@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quad4fhe import Fit, Plan, fit, plan
+from quad4fhe import Fit, fit, plan
 from quad4fhe.cli import main
-from quad4fhe.he import keys
 from support.serving import small_fit
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a fit, a plan, a key, and 5,000 samples."""
+    """A folder with a fit, a plan, and 5,000 samples."""
     place = tmp_path_factory.mktemp("commands")
     fit = small_fit(5, 8, 3, seed=0)
     fit.save(place / "fit.safetensors")
@@ -28,8 +27,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with contextlib.redirect_stdout(out):
         assert main(["plan", str(place / "fit.safetensors"), "--layout", "batch", "--json"]) == 0
     (place / "plan.json").write_text(out.getvalue())
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert main(["keygen", str(place / "own.key"), "--plan", str(place / "plan.json")]) == 0
     return place
 
 
@@ -45,7 +42,7 @@ def place(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def test_from_samples_to_decisions_and_back_when_a_request_is_damaged(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["query", "requests", "x.npy", "--plan", "plan.json", "--key", "own.key", "--json"]) == 0
+    assert main(["query", "requests", "x.npy", "--plan", "plan.json", "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
     slots = 5000 // (written["requests"] - 1)
     assert written["index"] == "requests.index"
@@ -60,7 +57,7 @@ def test_from_samples_to_decisions_and_back_when_a_request_is_damaged(
     assert [problem["file"] for problem in found["quarantined"]] == ["00000001.request"]
     assert found["requests_per_second"] > 0
 
-    words = ["query", "requests", "x.npy", "--key", "own.key", "--replies", "replies"]
+    words = ["query", "requests", "x.npy", "--replies", "replies"]
     assert main([*words, "-o", "out.csv", "--json"]) == 1
     assert [problem["file"] for problem in json.loads(capsys.readouterr().out)["missing"]] == ["00000001.request"]
     rows = Path("out.csv").read_text().splitlines()
@@ -73,7 +70,7 @@ def test_from_samples_to_decisions_and_back_when_a_request_is_damaged(
 
     assert main(["score", "fit.safetensors", "requests", "replies", "--workers", "1"]) == 1
     said = capsys.readouterr().out
-    assert "quarantined: 00000001.request: the container ends" in said
+    assert "quarantined: 00000001.request: the request has 1000 bytes" in said
 
     damaged.write_bytes(good)
     assert main(["score", "fit.safetensors", "requests", "replies", "--workers", "1"]) == 0
@@ -93,12 +90,11 @@ def test_from_samples_to_decisions_and_back_when_a_request_is_damaged(
         (["score", "fit.safetensors", "nowhere", "replies"], "nowhere is not a folder"),
         (["score", "fit.safetensors", ".", "replies"], "has no files named *.request"),
         (["query", ".", "x.npy"], "add --plan to write requests there, or --replies"),
-        (["query", "requests", "x.npy", "--plan", "plan.json"], "add --key"),
-        (["query", "requests", "x.npy", "--replies", "replies", "--key", "own.key"], "replies is not a folder"),
-        (["query", "http://127.0.0.1:1", "x.npy", "--replies", "replies", "--key", "own.key"], "leave it out"),
-        (["query", "r", "x.npy", "--plan", "plan.json", "--key", "own.key", "--canaries", "3"], "are for a server"),
-        (["query", "r", "x.npy", "--plan", "plan.json", "--key", "own.key", "-o", "o.csv"], "no answers yet"),
-        (["query", "r", "x.npy", "--plan", "x.npy", "--key", "own.key"], "the plan cannot be read"),
+        (["query", "requests", "x.npy", "--replies", "replies"], "requests.index is missing"),
+        (["query", "http://127.0.0.1:1", "x.npy", "--replies", "replies"], "leave it out"),
+        (["query", "r", "x.npy", "--plan", "plan.json", "--canaries", "3"], "are for a server"),
+        (["query", "r", "x.npy", "--plan", "plan.json", "-o", "o.csv"], "no answers yet"),
+        (["query", "r", "x.npy", "--plan", "x.npy"], "the plan cannot be read"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -112,7 +108,7 @@ def test_what_is_wrong_is_said_in_one_line(
 
 @pytest.fixture(scope="module")
 def promised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fit]:
-    """A folder with a fit that names reliable decisions, its plan, a key, and 5,000 samples."""
+    """A folder with a fit that names reliable decisions, its plan, and 5,000 samples."""
     place = tmp_path_factory.mktemp("promised")
     first = small_fit(5, 8, 3, seed=0)
     rng = np.random.default_rng(4)
@@ -127,7 +123,6 @@ def promised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fit]:
     found.save(place / "fit.safetensors")
     np.save(place / "x.npy", np.clip(rng.normal(size=(5000, 5)), *found.box))
     plan(found, samples=2048, layout="batch").save(place / "plan.json")
-    keys.save(keys.generate(Plan.load(place / "plan.json")), place / "own.key")
     return place, found
 
 
@@ -136,11 +131,11 @@ def test_replies_in_a_folder_say_which_decisions_are_reliable(
 ) -> None:
     place, found = promised
     monkeypatch.chdir(place)
-    assert main(["query", "requests", "x.npy", "--plan", "plan.json", "--key", "own.key", "--json"]) == 0
+    assert main(["query", "requests", "x.npy", "--plan", "plan.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == 2
     assert main(["score", "fit.safetensors", "requests", "replies", "--workers", "1", "--json"]) == 0
     capsys.readouterr()
-    read = ["query", "requests", "x.npy", "--replies", "replies", "--key", "own.key"]
+    read = ["query", "requests", "x.npy", "--replies", "replies"]
     assert main([*read, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     expected = found.is_reliable(np.load("x.npy"))

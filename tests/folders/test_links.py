@@ -16,7 +16,6 @@ from quad4fhe.cli import main
 from quad4fhe.errors import InputError
 from quad4fhe.folders import read_replies, score, write_requests
 from quad4fhe.folders.journal import Journal
-from quad4fhe.he import keys
 from quad4fhe.io.files import locked
 from support.inline import InlineWorkers
 from support.serving import small_fit
@@ -33,10 +32,9 @@ class Given:
         self.fit: Fit = small_fit(3, 4, 2, seed=5)
         self.fit.save(folder / "fit.safetensors")
         self.plan: Plan = make_plan(self.fit, samples=1, layout=layout, precision="fast")  # type: ignore[arg-type]
-        self.key = keys.generate(self.plan)
         self.X = np.repeat(np.mean(self.fit.box, axis=0)[None], self.plan.per_request + 1, axis=0)
         self.requests, self.replies, self.secret = folder / "requests", folder / "replies", folder / "secret"
-        write_requests(self.plan, self.key, self.X, self.requests)
+        write_requests(self.plan, self.X, self.requests)
         self.secret.write_bytes(SECRET)
 
     def run(self, payload: str = "files") -> object:
@@ -129,12 +127,7 @@ def test_replies_and_quarantine_are_not_written_through_links(given: Given, tmp_
     assert not list(elsewhere.iterdir())
 
 
-def test_a_plan_and_keys_that_are_links_are_not_read(tmp_path: Path) -> None:
-    given = Given(tmp_path, "packed")
-    (keys_file,) = given.requests.glob("*.keys")
-    keys_file.rename(tmp_path / "keys")
-    keys_file.symlink_to(tmp_path / "keys")
-    assert len(given.run().failed) == 2
+def test_a_plan_that_is_a_link_is_not_read(given: Given) -> None:
     (given.requests / "plan.json").unlink()
     (given.requests / "plan.json").symlink_to(given.secret)
     with pytest.raises(InputError, match="symbolic link") as refused:
@@ -147,7 +140,7 @@ def test_a_reply_that_is_a_link_is_not_read(given: Given) -> None:
     reply = given.replies / "00000000.reply"
     reply.rename(given.replies / "moved")
     reply.symlink_to(given.replies / "moved")
-    first, second = read_replies(given.key, given.X, given.requests, given.replies)
+    first, second = read_replies(given.X, given.requests, given.replies)
     assert "symbolic link" in first.reason
     assert second.logits is not None
 

@@ -14,7 +14,7 @@ _VALUES = (
     b"0", b"-1", b"1", b"2", b"1e308", b"-1e308", b"1e400", b"5e-324", b"NaN", b"Infinity", b"-Infinity", b"null",
     b"true", b'""', b"[]", b"{}", b"[[]]", b"4096", b"2147483648", b"9223372036854775807", b"18446744073709551616",
     b"1" * 400, b'"\\ud800"', b'"\\u0000"', b'"a\\nb"', b"[" * 2000, b'{"a":' * 500, b"0.1", b"-0.0",
-    b'"batch"', b'"packed"',
+    b'"batch"', b'"lift"',
 )  # fmt: skip
 _WORDS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 

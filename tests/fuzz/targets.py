@@ -1,4 +1,4 @@
-"""What strangers' bytes meet, as functions of bytes: containers, plans, fit files and key files.
+"""What strangers' bytes meet, as functions of bytes: messages, plans and fit files.
 
 A target returns True where the bytes were accepted and False where they were refused by an error of ours in one line;
 anything else is a crash. The first byte of an input says what it is to be taken for. Some values make the target put
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import io
 import json
 import os
 import tempfile
@@ -26,8 +25,8 @@ from safetensors.numpy import save as save_tensors
 
 from quad4fhe import MLP, Fit, Plan, fit
 from quad4fhe.errors import CertificateError, InputError
-from quad4fhe.he import container, keys
-from quad4fhe.he.container import Kind
+from quad4fhe.he import message
+from quad4fhe.he.message import Kind
 from quad4fhe.planning.describe import describe
 
 
@@ -85,40 +84,29 @@ def _sealed(body: bytes) -> bytes:
     return body[:-32] + hashlib.sha256(body[:-32]).digest()
 
 
-KINDS = (("batch", Kind.request), ("batch", Kind.reply), ("packed", Kind.request), ("packed", Kind.reply),
-         ("packed", Kind.keys))  # fmt: skip
-
-
-def containers(data: bytes) -> bool:
-    """Read a container of the kind that the first byte names."""
+def messages(data: bytes) -> bool:
+    """Read a request or a reply, as the first byte says."""
     flag, body = (data[0], data[1:]) if data else (0, b"")
     if flag & 1:
         body = _sealed(body)
-    layout, kind = KINDS[(flag >> 1) % len(KINDS)]
-    plan = plans()[layout]
+    kind = Kind.reply if flag & 2 else Kind.request
 
     def read() -> None:
-        container.peek(body[: container.HEADER_BYTES])
-        if kind is Kind.request:
-            for chunk in container.read_request(plan, io.BytesIO(body)).chunks:
-                assert chunk.ndim in (2, 4)  # a seed, or residues
-            container.check_digest(io.BytesIO(body), len(body))
-        elif kind is Kind.reply:
-            container.read_reply(plan, io.BytesIO(body))
-        else:
-            container.read_keys(plan, io.BytesIO(body))
+        arrays = message.read(plans()["batch"], kind, body)
+        assert arrays[-1].ndim == 4
+        message.check_digest(body)
 
     return not _refused(read)
 
 
-def container_seeds() -> list[bytes]:
+def message_seeds() -> list[bytes]:
     """Every kind, with and without a digest that the target repairs."""
     names = list(vectors().KINDS)
-    return [bytes([2 * i + repair]) + vectors().container(name) for i, name in enumerate(names) for repair in (0, 1)]
+    return [bytes([2 * i + repair]) + vectors().message(name) for i, name in enumerate(names) for repair in (0, 1)]
 
 
 def plan_files(data: bytes) -> bool:
-    """Read a plan as `quad4fhe keygen --plan` does, and use what was accepted."""
+    """Read a plan as `quad4fhe query --plan` does, and use what was accepted."""
     path = folder() / "plan.json"
     path.write_bytes(data[1:])
 
@@ -127,8 +115,7 @@ def plan_files(data: bytes) -> bool:
         assert len(plan.sha256) == 32
         describe(plan)
         for kind in Kind:
-            if container.find_form(plan, kind) is not None:
-                container.size(plan, kind)
+            message.size(plan, kind)
         Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
 
     return not _refused(read)
@@ -195,37 +182,8 @@ def fit_seeds() -> list[bytes]:
     return [b"\x00" + data, b"\x01" + manifest, b"\x02" + b"".join(array.tobytes() for array in tensors.values())]
 
 
-def key_files(data: bytes) -> bool:
-    """Read a key file and open the key; the first byte says whether its digest is repaired."""
-    flag, body = (data[0], data[1:]) if data else (0, b"")
-    path = folder() / "own.key"
-    if not path.exists():
-        path.touch(mode=0o600)
-    path.write_bytes(_sealed(body) if flag & 1 else body)
-
-    def read() -> None:
-        found = keys.load(path)
-        found.open(found.plan)
-
-    return not _refused(read)
-
-
-@cache
-def key_seeds() -> list[bytes]:
-    """A key without and one with a passphrase."""
-    made = keys.generate(plans()["batch"])
-    out = []
-    for name, passphrase in (("plain.key", None), ("locked.key", "word")):
-        path = folder() / name
-        keys.save(made, path, passphrase)
-        out += [b"\x00" + path.read_bytes(), b"\x01" + path.read_bytes()]
-        path.unlink()
-    return out
-
-
 TARGETS = {
-    "containers": Target(containers, container_seeds),
+    "messages": Target(messages, message_seeds),
     "plans": Target(plan_files, plan_seeds),
     "fits": Target(fit_files, fit_seeds),
-    "keys": Target(key_files, key_seeds),
 }

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quad4fhe import Client, Plan, Server, describe, plan
+from quad4fhe import Client, Plan, describe, plan
 from quad4fhe.errors import InputError
-from quad4fhe.layouts.residues import kernels
+from quad4fhe.he.session import Server
+from quad4fhe.layouts import _kernels_numba as kernels
 from quad4fhe.mlp import decide
 from quad4fhe.planning.bounds import bound
 from quad4fhe.planning.chains import largest_primes
 from quad4fhe.planning.exactness import largest_prime_bits, residue_bound
 from quad4fhe.planning.fold import fold, resolution
-from quad4fhe.planning.simulate import SimulatedClient, SimulatedServer, run
 from quad4fhe.polynomial import PolynomialModel
+from support.exchange import run
 
 RNG = np.random.default_rng(8)
 
@@ -41,11 +42,8 @@ def fitted(degree: int, samples: int = 300, **shape: int) -> tuple[Any, np.ndarr
     return SimpleNamespace(model=made, model_id=made.sha256, box=box, margins=margins), X
 
 
-@pytest.mark.parametrize("name", ["numpy", "numba"])
 @pytest.mark.parametrize("degree", [2, 3, 4, 8])
-def test_expansion_is_that_of_whole_numbers(name: Any, degree: int) -> None:
-    if name == "numba":
-        pytest.importorskip("numba")
+def test_expansion_is_that_of_whole_numbers(degree: int) -> None:
     q = largest_primes(8192, largest_prime_bits(degree), 1)[0]
     half = q // 2
     units = 50
@@ -55,7 +53,7 @@ def test_expansion_is_that_of_whole_numbers(name: Any, degree: int) -> None:
     values[0], a[:, 0], bias[0] = half, half, half  # the largest there are
     values[1:25], a[:, 1:25], bias[1:25] = (half * RNG.choice([-1, 1], s) for s in ((24, 2, 4), (degree, 24), 24))
     out = np.empty((units, degree + 1, 4))
-    kernels(name).expand(values.copy(), bias, a, q, out)
+    kernels.expand(values.copy(), bias, a, q, out)
     assert np.abs(out).max() <= residue_bound(q)
     for j in range(units):
         for t in range(4):
@@ -111,7 +109,7 @@ def test_encrypted_decisions_are_the_model_s(degree: int, outputs: int) -> None:
     made = plan(fit, samples=len(X), X=X, layout="batch")
     assert Plan.from_dict(made.to_dict()) == made
     client, server = Client(made), Server(fit, made)
-    logits = client.decrypt(server.evaluate(client.encrypt(X)[0]))
+    logits = run(client, server, X)
     exact = fit.model.logits(X)
     if outputs > 1:
         logits, exact = logits - logits.mean(axis=1)[:, None], exact - exact.mean(axis=1)[:, None]
@@ -133,29 +131,18 @@ def test_units_that_share_a_row_are_multiplied_once() -> None:
     X = rng.uniform(-1, 1, (200, made.features))
     logits = np.sort(made.logits(X), axis=1)
     subject = SimpleNamespace(
-        model=made, box=np.stack([X.min(axis=0), X.max(axis=0)]), margins=logits[:, -1] - logits[:, -2]
+        model=made,
+        model_id=made.sha256,
+        box=np.stack([X.min(axis=0), X.max(axis=0)]),
+        margins=logits[:, -1] - logits[:, -2],
     )
     planned = plan(subject, samples=len(X), X=X, layout="batch")
     assert planned.settings["hidden"] == one.units
     client, server = Client(planned), Server(subject, planned)
-    found = client.decrypt(server.evaluate(client.encrypt(X)[0]))
+    found = run(client, server, X)
     exact = made.logits(X)
     found, exact = found - found.mean(axis=1)[:, None], exact - exact.mean(axis=1)[:, None]
     assert np.abs(found - exact).max() <= planned.error.logit
-
-
-def test_the_simulator_runs_the_same_circuit() -> None:
-    fit, X = fitted(4)
-    made = plan(fit, samples=len(X), X=X, layout="batch")
-    logits = run(SimulatedClient(made), SimulatedServer(fit, made), X)
-    exact = fit.model.logits(X)
-    assert np.abs(logits - (exact - exact.mean(axis=1)[:, None])).max() <= made.error.logit * 1.5
-
-
-def test_layout_packed_says_why_it_does_not_fit() -> None:
-    fit, X = fitted(3)
-    with pytest.raises(InputError, match="layout packed takes models of degree 2"):
-        plan(fit, samples=1, X=X, layout="packed")
 
 
 def test_a_plan_of_another_degree_is_refused() -> None:
@@ -180,9 +167,9 @@ def test_a_reply_too_large_for_the_error_bound_is_rejected_by_name() -> None:
     exact = fit.model.logits(far)
     assert np.abs(np.diff(exact[7])) / 2 > limit
     with pytest.raises(InputError, match="logits of sample 7 of the request reach"):
-        client.decrypt(server.evaluate(client.encrypt(far)[0]))
+        run(client, server, far)
     other = Client(made)
-    near = other.decrypt(server.evaluate(other.encrypt(X)[0]))
+    near = run(other, server, X)
     exact = fit.model.logits(X)
     assert np.abs(np.diff(near) - np.diff(exact)).max() <= made.error.bound
 
@@ -195,7 +182,7 @@ def test_a_bound_over_the_box_needs_no_limit(degree: int) -> None:
     assert "trusted" not in made.settings
     corners = np.where(np.random.default_rng(0).random((64, X.shape[1])) < 0.5, *made.domain.box)
     client, server = Client(made), Server(fit, made)
-    found = client.decrypt(server.evaluate(client.encrypt(np.vstack([X[:64], corners]))[0]))[:64]
+    found = run(client, server, np.vstack([X[:64], corners]))[:64]
     exact = fit.model.logits(X[:64])
     found, exact = found - found.mean(axis=1)[:, None], exact - exact.mean(axis=1)[:, None]
     assert np.abs(found - exact).max() <= made.error.logit

@@ -8,7 +8,7 @@ from quad4fhe.layouts.planner import plan
 from support.standins import random_model, random_samples, stand_in
 
 
-@pytest.mark.parametrize("layout", ["batch", "packed"])
+@pytest.mark.parametrize("layout", ["batch", "lift"])
 def test_clipping_says_how_many_decisions_differ_on_the_data_that_was_given(layout) -> None:
     X = random_samples(300, 4)
     fit = stand_in(random_model(4, 12, 3), X)

@@ -1,29 +1,19 @@
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quad4fhe import MissingExtraError
+from quad4fhe.layouts import _kernels_numba as kernel
 from quad4fhe.layouts.batch.evaluation import BatchEvaluator, multiply
 from quad4fhe.layouts.masks import expand
-from quad4fhe.layouts.residues import kernels, residues
+from quad4fhe.layouts.residues import residues
 from quad4fhe.planning.chains import chain, largest_primes
 from quad4fhe.planning.exactness import EXACT, NotExactError, exact_matrices, exact_matrix, residue_bound
 from quad4fhe.planning.integers import IntegerCircuit, Scales
 
 PRIMES = [largest_primes(4096, bits, 1)[0] for bits in (17, 20, 24, 26, 31)]
-KERNELS = ["numpy", "numba"]
-
-
-@pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest):
-    if request.param == "numba":
-        pytest.importorskip("numba", reason="numba is not installed: the extra 'fast' has the compiled kernels")
-    return kernels(request.param)
 
 
 def big(array: np.ndarray) -> np.ndarray:
@@ -49,11 +39,10 @@ def test_products_equal_python_integers_for_any_weights(q, bits, rows, columns, 
         operand = np.where(rng.random(operand.shape) < 0.5, -half, half).astype(np.float64)
         weights = np.abs(weights)
     matrix = exact_matrix(weights, q)
-    for name in KERNELS:
-        out = np.empty((rows, 3))
-        multiply(matrix, operand, out, kernels(name))
-        assert np.abs(out).max() <= EXACT
-        assert ((big(out) - big(weights) @ big(operand)) % q == 0).all()
+    out = np.empty((rows, 3))
+    multiply(matrix, operand, out)
+    assert np.abs(out).max() <= EXACT
+    assert ((big(out) - big(weights) @ big(operand)) % q == 0).all()
 
 
 @pytest.mark.parametrize("bits", [4, 20, 40])
@@ -72,7 +61,7 @@ def test_weights_beyond_64_bits_are_reduced_first() -> None:
     weights = np.array([[2**80 + 5, -(2**77) + 3]], dtype=object)
     operand = np.array([[12345.0], [-(q // 2)]])
     out = np.empty((1, 1))
-    multiply(exact_matrix(weights, q), operand, out, kernels("numpy"))
+    multiply(exact_matrix(weights, q), operand, out)
     assert (int(out[0, 0]) - ((2**80 + 5) * 12345 + (-(2**77) + 3) * -(q // 2))) % q == 0
 
 
@@ -93,7 +82,7 @@ def test_the_largest_provable_row_is_exact_at_the_edge() -> None:
     room = EXACT // residue_bound(q) - 2
     for operand in (float(q // 2), -float(q // 2)):
         out = np.empty((1, 1))
-        multiply(exact_matrix(np.array([[room]]), q), np.array([[operand]]), out, kernels("numpy"))
+        multiply(exact_matrix(np.array([[room]]), q), np.array([[operand]]), out)
         assert int(out[0, 0]) == room * int(operand)
 
 
@@ -109,7 +98,7 @@ def test_rows_too_long_for_three_limbs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("q", PRIMES)
-def test_centred_squares_match_python_integers_at_the_extremes(q: int, kernel) -> None:
+def test_centred_squares_match_python_integers_at_the_extremes(q: int) -> None:
     edge = residue_bound(q)
     rng = np.random.default_rng(0)
     top = EXACT - residue_bound(q)
@@ -128,7 +117,7 @@ def test_centred_squares_match_python_integers_at_the_extremes(q: int, kernel) -
 
 
 @pytest.mark.parametrize("q", PRIMES)
-def test_stored_residues_are_canonical(q: int, kernel) -> None:
+def test_stored_residues_are_canonical(q: int) -> None:
     top = EXACT - residue_bound(q)
     values = np.random.default_rng(1).integers(-top, top, size=(2, 3, 50)).astype(np.float64)
     values[0, 0, :6] = [0, q, -q, -1, q - 1, top]
@@ -141,7 +130,7 @@ def test_stored_residues_are_canonical(q: int, kernel) -> None:
 
 
 @pytest.mark.parametrize("q", PRIMES)
-def test_loaded_residues_are_centred(q: int, kernel) -> None:
+def test_loaded_residues_are_centred(q: int) -> None:
     words = np.array([0, 1, q // 2, q // 2 + 1, q - 1], dtype=np.uint32).reshape(1, 1, 5)
     out = np.empty((1, 1, 5))
     kernel.load(words, q, out)
@@ -169,13 +158,10 @@ def test_the_whole_circuit_on_residues_equals_python_integers(seed, prime_bits, 
     U = np.array([int(v) << 50 for v in rng.integers(-(2**30), 2**30, K * d)], dtype=object).reshape(K, d)
     circuit = IntegerCircuit(W, t, V, U if skip else None, c, np.zeros(d), Scales(1, 1, 1))
     first = np.stack([rng.integers(0, q, size=(d, 1, 4096)) for q in made.primes], axis=2).astype(np.uint32)
-    seed_bytes = rng.integers(0, 256, size=(1, 32)).astype(np.uint8)
-    masks = expand(seed_bytes.tobytes(), "request", d, made.primes, 4096).astype(np.uint32)[:, None]
+    seed_bytes = rng.integers(0, 256, size=32).astype(np.uint8)
+    masks = expand(seed_bytes.tobytes(), d, made.primes, 4096).astype(np.uint32)[:, None]
     request = np.concatenate([first, masks], axis=1)
-    replies = [BatchEvaluator(circuit, made, name).evaluate([seed_bytes, first])[0] for name in KERNELS]
-    assert (replies[0] == replies[1]).all()
-    (streamed,) = BatchEvaluator(circuit, made, "numpy").evaluate([seed_bytes, first[:1], first[1:]])
-    assert (replies[0] == streamed).all()
+    (reply,) = BatchEvaluator(circuit, made).answer([seed_bytes, first])
     for place, q in enumerate(made.primes):
         for column in (0, 17, 4095):
             x = big(request[:, :, place, column])
@@ -184,12 +170,4 @@ def test_the_whole_circuit_on_residues_equals_python_integers(seed, prime_bits, 
             wanted = np.stack([big(V) @ (y0 * y0) + c, big(V) @ (2 * y0 * y1), big(V) @ (y1 * y1)], axis=1)
             if skip:
                 wanted[:, :2] += U @ x
-            assert (big(replies[0][:, :, place, column]) == wanted % q).all()
-
-
-def test_without_numba_the_numpy_kernels_are_taken_and_numba_is_asked_for_by_name(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "quad4fhe.layouts._kernels_numba", None)
-    monkeypatch.delattr("quad4fhe.layouts._kernels_numba", raising=False)
-    assert kernels("auto").NAME == "numpy"
-    with pytest.raises(MissingExtraError, match="fast"):
-        kernels("numba")
+            assert (big(reply[:, :, place, column]) == wanted % q).all()

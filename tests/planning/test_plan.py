@@ -9,25 +9,21 @@ import numpy as np
 import pytest
 
 from quad4fhe import MLP, Fit, InputError, PolynomialModel, fit
+from quad4fhe.layouts import layout_of
 from quad4fhe.layouts.batch.costs import batch_forecast, batch_seconds
 from quad4fhe.layouts.batch.search import batch_chains, prove
-from quad4fhe.layouts.packed.costs import packed_counts
-from quad4fhe.layouts.packed.noise import hidden_variance, placement
-from quad4fhe.layouts.packed.packing import Packing, split_steps
 from quad4fhe.layouts.planner import plan
-from quad4fhe.mlp import decide
 from quad4fhe.names import Names
 from quad4fhe.planning.bounds import bound
-from quad4fhe.planning.chains import SECURE_BITS, chain
+from quad4fhe.planning.chains import SECURE_BITS
 from quad4fhe.planning.costs import REFERENCE, Shape
 from quad4fhe.planning.describe import describe
 from quad4fhe.planning.fold import fold
 from quad4fhe.planning.integers import quantise
 from quad4fhe.planning.noise import decoding_error
 from quad4fhe.planning.plan import Plan
-from quad4fhe.planning.simulate import SimulatedClient, SimulatedServer, run
 from quad4fhe.planning.target import allowed_changes
-from support.standins import SHARED, StandInFit, random_model, random_samples, stand_in
+from support.standins import StandInFit, random_model, random_samples, stand_in
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +36,7 @@ def small_plan(small: StandInFit) -> Plan:
     return plan(small, samples=100, layout="batch")
 
 
-@pytest.mark.parametrize("layout", ["batch", "packed"])
+@pytest.mark.parametrize("layout", ["batch", "lift"])
 @pytest.mark.parametrize("precision", ["strict", "fast"])
 @pytest.mark.parametrize("with_samples", [True, False])
 def test_every_plan_is_secure_and_cannot_overflow_on_its_box(small, layout, precision, with_samples) -> None:
@@ -54,7 +50,7 @@ def test_every_plan_is_secure_and_cannot_overflow_on_its_box(small, layout, prec
     box = made.domain.box
     reached = np.abs(circuit.logits(box[0] + corners * (box[1] - box[0]))).max()
     assert reached <= made.domain.bound
-    assert 2 * made.domain.bound * 2.0**made.scales.out <= made.reply_chain.modulus
+    assert 2 * made.domain.bound * 2.0 ** layout_of(made).reply_scale(made) <= made.chain.modulus
     assert bound(circuit, box).logit <= made.domain.bound * 1.01
 
 
@@ -125,7 +121,7 @@ def test_a_plan_file_that_was_tampered_with_is_refused(small_plan: Plan) -> None
         (lambda d: d["scales"].update(v=d["scales"]["v"] + 20), "overflow"),
         (lambda d: d["domain"].update(bound=d["domain"]["bound"] * 1e6), "overflow"),
         (lambda d: d["chain"].update(ring=2048), "not a prime|secure"),
-        (lambda d: d["chain"].update(special=d["chain"]["primes"][0]), "distinct"),
+        (lambda d: d["chain"]["primes"].append(d["chain"]["primes"][0]), "distinct"),
         (lambda d: d.update(version=1), r"version 1, .* version 2; plan again: quad4fhe plan FIT --json > plan.json"),
         (lambda d: d.update(layout="diagonal"), "layout is 'diagonal', wanted"),
         (lambda d: d.update(per_request=3), "one a slot"),
@@ -138,19 +134,6 @@ def test_a_plan_file_that_was_tampered_with_is_refused(small_plan: Plan) -> None
         change(data)
         with pytest.raises(InputError, match=message):
             Plan.from_dict(data)
-
-
-@pytest.mark.parametrize(("layout", "counted"), [("packed", "does not count"), ("batch", "counts")])
-def test_a_plan_counts_the_special_prime_exactly_where_its_layout_sends_keys(small, layout, counted) -> None:
-    data = plan(small, samples=50, layout=layout).to_dict()
-    data["chain"]["keys"] = layout == "batch"
-    if layout == "batch":  # primes that stay below the table with the special one, so that nothing else is wrong
-        data["chain"]["primes"] = data["chain"]["primes"][:2]
-    with pytest.raises(InputError, match=f"layout {layout} with a chain that {counted} the special prime"):
-        Plan.from_dict(data)
-    del data["chain"]["keys"]
-    with pytest.raises(InputError, match="keys"):
-        Plan.from_dict(data)
 
 
 def test_nothing_that_a_plan_says_can_change_under_its_hash() -> None:
@@ -210,8 +193,6 @@ def test_bad_questions_are_refused_in_words(small) -> None:
         plan(small, samples=1, layout="diagonal")
     with pytest.raises(InputError, match="margins"):
         plan(small, samples=1, X=random_samples(10, 8))
-    with pytest.raises(InputError, match="does not fit"):
-        plan(stand_in(random_model(1, 9000, 2), random_samples(50, 1)), samples=1, layout="packed")
 
 
 @pytest.mark.parametrize("size", [1e50, 1e80])
@@ -241,119 +222,25 @@ def test_the_description_names_ring_primes_box_error_and_bill(small_plan: Plan) 
         f"ring N = {small_plan.chain.ring}",
         "128-bit security",
         "box",
-        "no evaluation keys",
-        "no evaluation keys",
         " up",
     ):
         assert expected in words
 
 
-@pytest.mark.parametrize("samples", [1, 2, 8])
-@pytest.mark.parametrize(("d", "m", "K"), [(1, 1, 1), (5, 16, 3), (93, 100, 9), (300, 64, 40), (3, 64, 60)])
-def test_packing_meets_every_unit_and_feature_once(samples: int, d: int, m: int, K: int) -> None:
-    packing = Packing(4096, samples, d, m, K)
-    rng = np.random.default_rng(0)
-    W, x = (
-        rng.normal(size=(packing.block, packing.chunks * packing.span)),
-        rng.normal(size=packing.chunks * packing.span),
-    )
-    met, counts = packing.first_product()
-    unit = np.arange(packing.width) % packing.block
-    y = np.zeros(packing.width)
-    for chunk in range(packing.chunks):
-        part = slice(chunk * packing.span, (chunk + 1) * packing.span)
-        lies = x[part][packing.feature_at()]
-        for r in range(packing.diagonals):
-            y += np.where(counts[r], W[:, part][unit, met[r]], 0.0) * np.roll(lies, -r)
-    y = y.reshape(packing.blocks, packing.block).sum(axis=0)
-    np.testing.assert_allclose(y, W @ x, atol=1e-9)
-    V = rng.normal(size=(K, packing.block))
-    columns, klass = packing.second_product()
-    tiled = np.tile(y, packing.blocks)
-    out = np.zeros(packing.width)
-    for r in range(packing.columns):
-        weights = np.where(klass < K, V[np.minimum(klass, K - 1), columns[r]], 0.0)
-        out += weights * np.roll(tiled, -r * packing.window)
-    sums = [out[k * packing.window : (k + 1) * packing.window].sum() for k in range(K)]
-    np.testing.assert_allclose(sums, V @ y, atol=1e-8)
-
-
-def test_otto_takes_sixteen_rotations_where_one_diagonal_each_took_nineteen() -> None:
-    assert packed_counts(Packing(4096, 1, 93, 256, 9)).rotations == 16
-    assert split_steps(8) == (4, 2)
-
-
-def test_the_simulator_counts_operations_and_refuses_another_plan(small, small_plan: Plan) -> None:
-    server = SimulatedServer(small, small_plan)
-    client = SimulatedClient(small_plan)
-    run(
-        client, server, small.model.logits(random_samples(3, 8))[:, :0].reshape(3, 0) if False else random_samples(3, 8)
-    )
-    assert server.counts.encryptions == 8
-    assert server.counts.rotations == server.counts.rescales == server.counts.relinearisations == 0
-    other = plan(small, samples=100, layout="batch", precision="fast")
-    with pytest.raises(InputError, match="another plan"):
-        server.evaluate(SimulatedClient(other).encrypt(random_samples(1, 8))[0])
-    with pytest.raises(InputError, match="plan again"):
-        SimulatedServer(stand_in(random_model(8, 24, 4, seed=5), random_samples(9, 8)), small_plan)
-
-
-@pytest.mark.parametrize("name", SHARED)
-@pytest.mark.parametrize("precision", ["strict", "fast"])
-def test_the_trained_models_keep_their_decisions_in_simulation(trained, name: str, precision) -> None:
-    data = trained(name)
-    model = PolynomialModel.shared(data.mlp, *SHARED[name])
-    X = data.X_cal[:6000].astype(np.float64)
-    everything = np.vstack([X, data.X_test])
-    fit = stand_in(model, X, np.stack([everything.min(axis=0), everything.max(axis=0)]))
-    made = plan(fit, samples=2048, layout="batch", precision=precision, X=X)
-    found = decide(run(SimulatedClient(made), SimulatedServer(fit, made), data.X_test))
-    changed = int((found != model.decide(data.X_test)).sum())
-    assert changed <= (0 if precision == "strict" else len(found) / 1000)
-
-
-def test_padding_and_weak_units_take_the_noisiest_slots_of_layout_packed() -> None:
-    packing = Packing(4096, 1, 128, 100, 3)
-    model = random_model(128, 100, 3)
-    made = chain(8192, (58, 58, 38), 60)
-    noise = hidden_variance(packing, made, np.ones(packing.block))[:, 0]
-    taken = placement(model, packing, made)
-    assert len(set(taken.tolist())) == 100
-    assert noise[taken].max() <= np.delete(noise, taken).min()
-    assert int(np.argmax(noise)) not in taken
-
-
-def test_a_model_that_answers_the_same_for_all_inputs_is_not_planned_for_layout_packed() -> None:
-    X = random_samples(50, 2)
-    flat = PolynomialModel.quadratic(np.eye(2), np.zeros(2), np.zeros((2, 2)), np.zeros((2, 2)), [1.0, 0.0])
-    fit = stand_in(flat, X)
-    assert plan(fit, samples=1, precision="fast").layout != "packed"
-    with pytest.raises(InputError, match="answers the same for all inputs"):
-        plan(fit, samples=1, layout="packed", precision="fast")
-
-
-def test_a_box_too_wide_for_layout_packed_is_named_as_the_reason() -> None:
-    model, X = random_model(2, 4, 2), random_samples(50, 2)
-    fit = stand_in(model, X, np.array([[-1e30, -1e30], [1e30, 1e30]]))
-    with pytest.raises(InputError, match=r"inputs from this box make logits of up to .*narrower box"):
-        plan(fit, samples=1, layout="packed", precision="fast")
-
-
-@pytest.mark.parametrize("layout", ["batch", "packed"])
-def test_features_of_any_size_get_scales_that_a_client_can_encode(layout: str) -> None:
+def test_features_of_any_size_get_scales_that_a_client_can_encode() -> None:
     """The planner chose scales that its own plan then refused."""
     rng = np.random.default_rng(0)
     sizes = 10.0 ** rng.uniform(-5, 5, size=12)
     W1 = rng.normal(size=(16, 12)) / sizes
     W2 = rng.normal(size=(2, 16))
     model = PolynomialModel.quadratic(W1, np.zeros(16), 0.1 * W2, 0.5 * W2, np.zeros(2))
-    made = plan(stand_in(model, rng.normal(size=(60, 12)) * sizes), samples=60, layout=layout)
+    made = plan(stand_in(model, rng.normal(size=(60, 12)) * sizes), samples=60, layout="batch")
     assert made.scales.x + np.log2(max(1.0, made.reach)) <= 62
 
 
 @pytest.mark.parametrize("private", [False, True])
 def test_many_chains_cost_what_each_costs_alone(private: bool) -> None:
-    shape, chains = Shape(30, 64, 3), batch_chains(private=private)[::20]
+    shape, chains = Shape(30, 64, 3), batch_chains()[::20]
     rings, primes = np.array([each.ring for each in chains]), np.array([len(each.primes) for each in chains])
     limbs = (np.full(len(chains), 2), np.arange(len(chains)) % 2 + 1, np.zeros(len(chains), dtype=int))
     found = batch_seconds(shape, rings, primes, 5000, limbs, REFERENCE, 2, None, private=private)

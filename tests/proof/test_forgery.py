@@ -25,7 +25,6 @@ from safetensors.numpy import load
 from quad4fhe import MLP, CertificateError, Fit, InputError, fit, verify
 from quad4fhe.cli.verify import describe_verified
 from quad4fhe.deep import DeepMLP
-from quad4fhe.planning.costs import REFERENCE
 from quad4fhe.proof.exact import decisions
 from support import family_fits
 from support.cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
@@ -82,7 +81,7 @@ def page(found: Fit, X: Any, drawn: bool = False) -> str:
     pytest.importorskip("matplotlib", reason="the report needs matplotlib: pip install 'quad4fhe[report]'")
     from quad4fhe.report import Options, Picture, report
 
-    made = report(found, X, options=Options(ladder="none", samples=64, machine=REFERENCE))
+    made = report(found, X, options=Options(ladder="none", samples=64))
     words = [(p.name, p.title, p.alt, p.caption, p.head, p.rows) for p in made.pictures]
     with nullcontext() if drawn else patch.object(Picture, "inline", lambda self: ""):
         html = made.html()

@@ -17,7 +17,6 @@ from scipy.stats import binom
 from quad4fhe import CertificateError, Fit, InputError, describe, fit, plan, verify
 from quad4fhe.cli import main
 from quad4fhe.he.predict import predict_encrypted
-from quad4fhe.planning.costs import REFERENCE
 from quad4fhe.planning.plan import Plan
 from quad4fhe.proof.guarantee import HoldOut, Reliable, Terms, is_above, norms_of, relative, rounded
 from quad4fhe.proof.holdout import best_power, thresholds
@@ -187,7 +186,7 @@ def test_a_forged_threshold_never_passes() -> None:
 
 def test_a_plan_carries_the_threshold_of_its_own_inputs_and_its_hash_binds_it() -> None:
     found = made()
-    planned = plan(found, samples=64, layout="batch", machine=REFERENCE)
+    planned = plan(found, samples=64, layout="batch")
     assert found.holdout is not None
     assert planned.promise is not None
     own = found.holdout.guarantee(4, "inside", planned.promise.error)
@@ -203,14 +202,14 @@ def test_a_plan_carries_the_threshold_of_its_own_inputs_and_its_hash_binds_it() 
     fields["promise"]["reliable"]["threshold"] = -1.0
     with pytest.raises(InputError, match="not a plan of this library"):
         Plan.from_dict(fields)
-    assert plan(PAIRS, samples=64, layout="batch", machine=REFERENCE).reliable is None
+    assert plan(PAIRS, samples=64, layout="batch").reliable is None
     assert "reliable decisions: at least 95%" in describe(planned)
 
 
 def test_encrypted_decisions_say_whether_they_are_reliable() -> None:
     found = made()
     X = PAIRS_X[:40]
-    planned = plan(found, samples=len(X), layout="batch", machine=REFERENCE)
+    planned = plan(found, samples=len(X), layout="batch")
     answered = predict_encrypted(found, planned, X)
     assert answered.reliable is not None
     assert found.guarantee is not None
@@ -290,7 +289,7 @@ def test_the_page_shows_a_promise_only_if_it_was_counted_again() -> None:
     pytest.importorskip("matplotlib")
     from quad4fhe.report import Options, report
 
-    options = Options(ladder="none", samples=16, machine=REFERENCE)
+    options = Options(ladder="none", samples=16)
     loaded = Fit.from_bytes(made().to_bytes())
     without, page = (report(loaded, PAIRS_X, X_holdout=held, options=options) for held in (None, HELD))
     assert 'id="promise"' not in without.html()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from quad4fhe import fit
-from quad4fhe.planning.costs import REFERENCE
 from support import browser
 from support.cases import PAIRS, PAIRS_X, PLANE, PLANE_X
 
@@ -20,7 +19,7 @@ pytest.importorskip("matplotlib", reason="the report needs matplotlib: pip insta
 from quad4fhe.report import Options, Source, report
 
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium: apt-get install chromium")
-OPTIONS = Options(ladder="none", samples=64, machine=REFERENCE)
+OPTIONS = Options(ladder="none", samples=64)
 LONG = "a class with a name that is far too long for any column of any table on a telephone"
 
 

@@ -19,7 +19,7 @@ from quad4fhe import CertificateError, Fit, InputError, fit, plan
 from quad4fhe.cli import main
 from quad4fhe.fitting.warnings import too_few
 from quad4fhe.layouts import LAYOUTS
-from quad4fhe.planning.costs import REFERENCE, readable_bytes, readable_seconds
+from quad4fhe.planning.costs import readable_bytes, readable_seconds
 from support import family_fits
 from support.cases import LOSSLESS, LOSSLESS_X, PAIRS, PAIRS_X, PLANE, PLANE_X
 from support.pages import Node, parse
@@ -28,7 +28,7 @@ pytest.importorskip("matplotlib", reason="the report needs matplotlib: pip insta
 
 from quad4fhe.report import SECTIONS, Findings, Options, Picture, Report, Section, Source, Tile, report
 
-QUICK = Options(ladder="none", samples=64, machine=REFERENCE)
+QUICK = Options(ladder="none", samples=64)
 FREE = fit(PLANE.mlp, PLANE_X, threshold="free", family="shared")
 FITS: dict[str, tuple[Callable[[], Fit], Any]] = {
     "lossless": (lambda: LOSSLESS, LOSSLESS_X),
@@ -213,7 +213,7 @@ def test_the_commands_on_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     page = parse(report(PLANE, PLANE_X, options=QUICK, source=source).html())
     commands = [code.text for code in page.find("code") if code.text.startswith("quad4fhe ")]
     assert "quad4fhe verify 'my fit.safetensors' calib.npz" in commands
-    assert sum(command.startswith("quad4fhe plan ") for command in commands) == 4
+    assert sum(command.startswith("quad4fhe plan ") for command in commands) == 3
     for command in commands:
         if not command.startswith("quad4fhe report "):
             assert main(shlex.split(command)[1:]) == 0

@@ -129,7 +129,7 @@ def test_the_regime_of_the_small_set_is_the_papers(trial: Trial) -> None:
 def test_encrypted_decisions_of_the_small_set_are_those_in_the_clear(trial: Trial) -> None:
     rows = trial.record("breast_cancer", "families").encrypted
     assert {(row.layout, row.precision) for row in rows} == {
-        (layout, precision) for layout in ("batch", "packed") for precision in ("fast", "strict")
+        (layout, precision) for layout in ("batch", "lift") for precision in ("fast", "strict")
     }
     task = trial.record("breast_cancer", "families").task
     parts = prepare(task.recipe, trial.data, task.seed, pool=False)

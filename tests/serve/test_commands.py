@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from quad4fhe import Fit
 from quad4fhe.cli import main
-from quad4fhe.he import keys
 from support.serving import RunningServer, small_fit
 
 
@@ -40,71 +38,23 @@ def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, st
     return code, out, err
 
 
-@pytest.mark.parametrize("layout", ["batch", "packed"])
-def test_keygen_and_query_give_the_models_decisions(running, fit, data, tmp_path, capsys, layout, monkeypatch) -> None:
-    monkeypatch.setattr(keys, "_SCRYPT", {"n": 2**12, "r": 8, "p": 1})
-    (tmp_path / "pass").write_text("correct horse\n")
-    (tmp_path / "pass").chmod(0o600)
-    secret = tmp_path / "own.key"
-    where = ("--server", running.url, "--layout", layout, "--passphrase-file", tmp_path / "pass")
-    code, out, _ = run(capsys, "keygen", secret, *where, "--json")
+@pytest.mark.parametrize("layout", ["batch", "lift"])
+def test_a_saved_plan_pins_the_query(running, fit, data, tmp_path, capsys, layout) -> None:
+    pin = tmp_path / "plan.json"
+    where = ("--save-plan", pin, "--layout", layout)
+    code, out, _ = run(capsys, "models", running.url, *where, "--json")
     assert code == 0
-    assert json.loads(out)["key_id"] == keys.load(secret, "correct horse").key_id.hex()
-    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    options = ("--layout", layout, "--key", secret, "--passphrase-file", tmp_path / "pass")
-    code, out, _ = run(
-        capsys, "query", running.url, data, *options, "--model", fit.model_id, "--json", "-o", tmp_path / "out.csv"
-    )
+    code, found, _ = run(capsys, "query", running.url, data, "--plan", pin, "--json")
     assert code == 0
-    document = json.loads(out)
-    wanted = fit.model.decide(np.load(data)["X"]).tolist()
-    assert document["decisions"] == wanted
-    assert (document["layout"], document["model"]) == (layout, fit.model_id)
-    assert [int(line.split(",")[0]) for line in (tmp_path / "out.csv").read_text().splitlines()[1:]] == wanted
+    document = json.loads(found)
+    assert document["decisions"] == fit.model.decide(np.load(data)["X"]).tolist()
+    assert (document["plan"], document["layout"], document["pinned"]) == (json.loads(out)["plan"], layout, True)
     code, out, _ = run(capsys, "query", running.url, data, "--layout", layout)
     assert code == 0
-    assert f"quad4fhe keygen own.key --server {running.url}" in out.replace("\n", "")
-    code, out, _ = run(capsys, "query", running.url, data, *options)
-    assert code == 0
-    assert "keygen" not in out
-
-
-def test_queries_use_what_was_prepared_for_them_once(running, fit, data, tmp_path, capsys) -> None:
-    secret, parts = tmp_path / "own.key", tmp_path / "own.key.prepared"
-    assert run(capsys, "keygen", secret, "--server", running.url, "--layout", "lift")[0] == 0
-    wanted = fit.model.decide(np.load(data)["X"]).tolist()
-    for prepare, left in ((3, 3), (0, None), (0, None)):
-        before = set(parts.glob("*.ready")) if parts.exists() else set()
-        code, out, _ = run(capsys, "query", running.url, data, "--key", secret, "--json", "--prepare", str(prepare))
-        assert code == 0
-        document = json.loads(out)
-        assert document["decisions"] == wanted
-        assert document["prepared"] == ({"parts": 3, "replies": 3, "reason": ""} if prepare else None)
-        assert document["requests"] == 2
-        assert (document["download_bytes"] < 1000) == (len(before) > 1)
-        after = set(parts.glob("*.ready"))
-        assert len(after) == left if left is not None else len(after) < max(1, len(before))
-    code, out, _ = run(capsys, "query", running.url, data, "--key", secret, "--prepare", "2")
-    assert code == 0
-    assert "2 later requests, 2 of them at the server" in " ".join(out.split())
-    code, _, err = run(capsys, "query", running.url, data, "--prepare", "3")
+    assert f"quad4fhe models {running.url} --save-plan plan.json --layout {layout}" in " ".join(out.split())
+    code, _, err = run(capsys, "models", running.url, "--layout", layout)
     assert code == 2
-    assert "add --key" in err
-
-
-def test_keygen_for_a_plan_then_rotation(fit, tmp_path, capsys) -> None:
-    fit.save(tmp_path / "fit.safetensors")
-    _, out, _ = run(capsys, "plan", tmp_path / "fit.safetensors", "--json")
-    (tmp_path / "plan.json").write_text(out)
-    secret = tmp_path / "own.key"
-    assert run(capsys, "keygen", secret, "--plan", tmp_path / "plan.json")[0] == 0
-    old = keys.load(secret)
-    code, _, err = run(capsys, "keygen", secret, "--plan", tmp_path / "plan.json")
-    assert code == 2
-    assert "never overwritten" in err
-    code, out, _ = run(capsys, "keygen", secret, "--rotate", "--json")
-    assert code == 0
-    assert keys.load(json.loads(out)["kept"]).key_id == old.key_id != keys.load(secret).key_id
+    assert "add --save-plan FILE" in err
 
 
 def test_samples_outside_the_box_are_refused_or_clipped(running, fit, tmp_path, capsys) -> None:
@@ -113,8 +63,8 @@ def test_samples_outside_the_box_are_refused_or_clipped(running, fit, tmp_path, 
     assert code == 2
     assert "feature 0 must lie in" in err
     assert "pin a plan whose hash" in err
-    assert run(capsys, "keygen", tmp_path / "own.key", "--server", running.url, "--layout", "batch")[0] == 0
-    code, _, err = run(capsys, "query", "http://127.0.0.1:1", tmp_path / "far.npz", "--key", tmp_path / "own.key")
+    assert run(capsys, "models", running.url, "--save-plan", tmp_path / "plan.json", "--layout", "batch")[0] == 0
+    code, _, err = run(capsys, "query", "http://127.0.0.1:1", tmp_path / "far.npz", "--plan", tmp_path / "plan.json")
     assert code == 2  # nobody listens there: the samples are refused before anything is sent
     assert "feature 0 must lie in" in err
     code, out, _ = run(capsys, "query", running.url, tmp_path / "far.npz", "--clip", "--json")
@@ -125,8 +75,7 @@ def test_samples_outside_the_box_are_refused_or_clipped(running, fit, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("keygen", "x.key"), "one of --plan FILE, --server URL or --rotate"),
-        (("keygen", "x.key", "--plan", "none.json"), "no such file"),
+        (("query", "http://127.0.0.1:1", "x.npz", "--plan", "none.json"), "no such file"),
         (("serve", "none.safetensors"), "none.safetensors: no such file"),
         (("serve", "none.safetensors", "--tls-cert", "x.pem"), "give both, or neither"),
         (("serve", "none.safetensors", "--token-file", "none"), "can't read the tokens"),

@@ -12,13 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from quad4fhe import Fit, plan
+from quad4fhe import Fit, Plan, plan
 from quad4fhe.cli import main
 from quad4fhe.errors import InputError
-from quad4fhe.he.keys import generate, load, plan_words, save
 from quad4fhe.serve.client import Remote, ServiceError
 from quad4fhe.serve.directory import Entry, find, name_from
-from quad4fhe.serve.unfit import unknown_plan
 from support.serving import RunningServer, inside, small_fit
 
 TOKEN = "t" * 32
@@ -132,14 +130,9 @@ def test_bad_names_are_one_line(
 
 
 @pytest.fixture
-def own(fits: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with keys for a model that the server does not have, and for another plan of one that it has."""
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with plans for a model that the server does not have, and for another plan of one that it has."""
     monkeypatch.chdir(tmp_path)
-    stranger, known = small_fit(2, 4, 2, seed=7), Fit.load(fits[1])
-    save(generate(plan(stranger, samples=9, layout="batch", precision="fast")), "stranger.key")
-    save(generate(plan(known, samples=9, layout="batch", precision="fast", widen=3.0)), "stale.key")
-    np.save("x.npy", inside(known, 3) / 8)
-    np.save("wide.npy", np.zeros((3, 5)))
     return tmp_path
 
 
@@ -147,52 +140,38 @@ def ask(server: RunningServer, fits: list[Path], *words: str) -> int:
     return main(["query", server.url, *words, "--token-file", str(fits[0].parent / "tokens")])
 
 
-def test_a_key_of_another_plan_leads_to_the_command_for_one_that_fits(
+def test_a_plan_that_the_server_has_no_more_leads_to_the_command_for_one_that_it_has(
     server: RunningServer, fits: list[Path], own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(server, fits, "x.npy", "--key", "stale.key") == 2
+    known = Fit.load(fits[1])
+    plan(known, samples=9, layout="batch", precision="fast", widen=3.0).save(own / "stale.json")
+    np.save("x.npy", inside(known, 3) / 8)
+    assert ask(server, fits, "x.npy", "--plan", "stale.json") == 2
     said = capsys.readouterr().err
-    key = load(own / "stale.key")
-    assert f"stale.key is for {plan_words(key.plan)}" in said
     assert "the server has this model, 'risk', with other plans: batch" in said
-    command = said.strip().partition("quad4fhe keygen ")[2]
+    command = said.strip().partition("quad4fhe models ")[2]
     assert f"--token-file {fits[0].parent / 'tokens'}" in command
-    assert main(["keygen", *shlex.split(command)]) == 0  # the line works when pasted
-    assert load(own / "risk.key").plan.model_id == key.plan.model_id
-    capsys.readouterr()
-    # With the key that fits in the folder, the message names it instead, and it works.
-    assert ask(server, fits, "x.npy", "--key", "stale.key") == 2
-    assert capsys.readouterr().err.strip().endswith("this key fits: --key risk.key")
-    assert ask(server, fits, "x.npy", "--key", "risk.key") == 0
+    assert main(["models", *shlex.split(command)]) == 0  # the line works when pasted
+    assert Plan.load(own / "plan.json").model_id == known.model_id
+    assert ask(server, fits, "x.npy", "--plan", "plan.json") == 0
 
 
-def test_a_key_of_another_model_is_told_what_the_server_has(
+def test_a_plan_of_another_model_is_told_what_the_server_has(
     server: RunningServer, fits: list[Path], own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(server, fits, "x.npy", "--key", "stranger.key", "--clip") == 2
+    stranger = plan(small_fit(2, 4, 2, seed=7), samples=9, layout="batch", precision="fast")
+    stranger.save(own / "stranger.json")
+    np.save("x.npy", np.zeros((3, 2)))
+    np.save("wide.npy", np.zeros((3, 5)))
+    assert ask(server, fits, "x.npy", "--plan", "stranger.json", "--clip") == 2
     said = capsys.readouterr().err
     assert "the server has other models: Churn-model (" in said
     command = said.strip().partition("choose one: quad4fhe ")[2]
     assert main(shlex.split(command)) == 0
     capsys.readouterr()
-    assert ask(server, fits, "wide.npy", "--key", "stranger.key") == 2
+    assert ask(server, fits, "wide.npy", "--plan", "stranger.json") == 2
     said = capsys.readouterr().err
-    assert "wide.npy has 5 columns, but the key stranger.key is for model" in said
+    assert "wide.npy has 5 columns, but the plan stranger.json is for model" in said
     assert "which takes 2 features" in said
-    assert ask(server, fits, "x.npy", "--key", "stranger.key", "--model", "risk") == 2
-    said = capsys.readouterr().err
-    assert f"has model {load(own / 'stranger.key').plan.model_id[:12]}, not 'risk'; leave --model out" in said
-    assert said.strip().endswith(f"quad4fhe keygen own.key --server {server.url} --model risk")
-
-
-def test_a_server_that_does_not_list_plans_still_gets_an_answer(own: Path) -> None:
-    key = load(own / "stale.key")
-
-    class Old:
-        def ask(self, *_: object) -> bytes:
-            return msgspec.json.encode(
-                {"models": [{"id": IDS[0], "name": "a", "features": 2, "outputs": 2, "layouts": []}]}
-            )
-
-    found = unknown_plan(Old(), "http://host", key.plan, key)  # type: ignore[arg-type]
-    assert str(found).endswith("quad4fhe keygen a.key --server http://host --model a")
+    assert ask(server, fits, "x.npy", "--plan", "stranger.json", "--model", "risk") == 2
+    assert f"has model {stranger.model_id[:12]}, not 'risk'; leave --model out" in capsys.readouterr().err

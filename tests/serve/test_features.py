@@ -13,7 +13,6 @@ import pytest
 from quad4fhe import Client, Fit, InputError, Plan, Remote, fit, plan
 from quad4fhe.cli import main
 from quad4fhe.feature_part import FeaturePart
-from quad4fhe.he import keys
 from quad4fhe.serve.http import HttpClient
 from support.feature_models import image_model, images, table, table_model, text_model, texts
 from support.serving import RunningServer
@@ -74,8 +73,8 @@ def test_what_is_sent_holds_neither_raw_inputs_nor_features(kind: str, hosted: A
     made, raw = fits[kind], KINDS[kind][1](12, seed=9)
     sent = Sent(monkeypatch)
     with Remote(server.url, model=kind) as remote:
-        key = keys.generate(remote.plan)
-    with Remote(server.url, key=key) as remote:
+        pinned = remote.plan
+    with Remote(server.url, plan=pinned) as remote:
         answers = remote.predict(raw, clip=True)
     features = made.mlp.inputs(raw)
     assert answers.clipped == 0
@@ -123,7 +122,7 @@ def test_a_part_that_only_the_server_vouches_for_is_not_run(hosted: Any, tmp_pat
     words = ["query", server.url, str(tmp_path / "raw.csv"), "--model", "table"]
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert f"quad4fhe keygen own.key --server {server.url}" in said
+    assert f"quad4fhe models {server.url} --save-plan plan.json" in said
     assert "add --trust" in said
     assert main([*words, "--trust"]) == 0
     np.savez(tmp_path / "raw.npz", **raw)  # not a matrix: without the part nothing can be read
@@ -134,14 +133,14 @@ def test_query_takes_raw_files_with_a_pinned_plan(hosted: Any, tmp_path: Path, c
     server, fits, _ = hosted
     raw = images(6, seed=4)
     np.savez(tmp_path / "raw.npz", X=raw)
-    assert main(["keygen", str(tmp_path / "own.key"), "--server", server.url, "--model", "images"]) == 0
+    assert main(["models", server.url, "--save-plan", str(tmp_path / "plan.json"), "--model", "images"]) == 0
     words = ["query", server.url, str(tmp_path / "raw.npz"), "-o", str(tmp_path / "out.csv"), "--clip"]
-    assert main([*words, "--key", str(tmp_path / "own.key")]) == 0
+    assert main([*words, "--plan", str(tmp_path / "plan.json")]) == 0
     lines = (tmp_path / "out.csv").read_text().splitlines()[1:]
     assert [int(line.split(",")[0]) for line in lines] == fits["images"].predict(raw).tolist()
     capsys.readouterr()
     assert main([*words, "--model", "images"]) == 2
-    assert "pin its plan first: quad4fhe keygen" in capsys.readouterr().err
+    assert "pin its plan first: quad4fhe models" in capsys.readouterr().err
 
 
 def test_requests_in_a_folder_take_the_part_from_a_file(hosted: Any, tmp_path: Path, capsys: Any) -> None:
@@ -151,9 +150,8 @@ def test_requests_in_a_folder_take_the_part_from_a_file(hosted: Any, tmp_path: P
     rows = [",".join(names), *(",".join(str(raw[name][i]) for name in names) for i in range(5))]
     (tmp_path / "raw.csv").write_text("\n".join(rows) + "\n")
     plan(fits["table"], samples=8, layout="batch", widen=1.0).save(tmp_path / "plan.json")
-    key, part, out = tmp_path / "own.key", tmp_path / "part.onnx", tmp_path / "out.csv"
-    assert main(["keygen", str(key), "--plan", str(tmp_path / "plan.json")]) == 0
-    ask = ["query", str(tmp_path / "asked"), str(tmp_path / "raw.csv"), "--key", str(key)]
+    part, out = tmp_path / "part.onnx", tmp_path / "out.csv"
+    ask = ["query", str(tmp_path / "asked"), str(tmp_path / "raw.csv")]
     assert main([*ask, "--plan", str(tmp_path / "plan.json")]) == 2
     assert "quad4fhe export FIT --features part.onnx" in capsys.readouterr().err
     assert main(["export", fit_file, "--features", str(part)]) == 0

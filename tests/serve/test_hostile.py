@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,9 @@ import pytest
 
 from quad4fhe import Fit, InputError
 from quad4fhe.errors import Quad4FHEError
-from quad4fhe.he import container
+from quad4fhe.he import message
 from quad4fhe.he.session import Client, ReplyError
+from quad4fhe.layouts.forms import Kind
 from quad4fhe.layouts.planner import plan
 from quad4fhe.planning.box import check_inside
 from quad4fhe.planning.chains import chain
@@ -27,12 +27,12 @@ from quad4fhe.serve.http import HttpClient
 from support.hostile import HostileServer, evaluating, with_residues, zeros
 from support.serving import inside, small_fit, until
 
-LAYOUTS = ["batch", "packed"]
+LAYOUTS = ["batch", "lift"]
 
 
 @pytest.fixture(scope="module")
 def fit() -> Fit:
-    return small_fit(3, 6, 2, seed=4)
+    return small_fit(3, 6, 1, seed=4)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -133,7 +133,7 @@ def test_a_pinned_plan_is_not_asked_for_and_refuses_before_anything_is_sent(fit:
         assert server.seen == []
         assert remote.predict(X, clip=True).clipped == 1
         assert all(path != "plan" for _, path, _ in server.seen)
-    for wrong in ({"model": "ab" * 32}, {"layout": "packed" if made.layout == "batch" else "batch"}):
+    for wrong in ({"model": "ab" * 32}, {"layout": "lift" if made.layout == "batch" else "batch"}):
         with pytest.raises(InputError, match="the pinned plan has"):
             Remote("http://127.0.0.1:1", plan=made, **wrong)
 
@@ -151,7 +151,10 @@ def test_a_refused_reply_changes_nothing_that_is_sent(fit: Fit, made: Plan, conc
         return good(number, body) if number else (200, b"not a reply")
 
     transcripts = []
-    for answer in (good, with_residues(made, noise), late):
+    answers = [good, late]
+    if made.layout == "batch":  # one output alone has no known sum in layout lift, so noise may pass there
+        answers.append(with_residues(made, noise))
+    for answer in answers:
         with HostileServer(made.to_dict(), answer) as server, Remote(server.url, model=fit.model_id) as remote:
             if answer is good:
                 remote.predict(X, concurrency=concurrency)
@@ -160,18 +163,18 @@ def test_a_refused_reply_changes_nothing_that_is_sent(fit: Fit, made: Plan, conc
                     remote.predict(X, concurrency=concurrency)
         transcripts.append(server.seen)
     assert server.posts() == 3
-    assert transcripts[0] == transcripts[1] == transcripts[2]
+    assert all(seen == transcripts[0] for seen in transcripts)
 
 
 def test_the_connection_is_closed_before_a_reply_is_decrypted(fit: Fit, batch: Plan, monkeypatch) -> None:
-    real, checked = Client.decrypt, []
+    real, checked = Client.read, []
 
     def spy(client, reply):
         until(lambda: server.connections == 0)
         checked.append(server.posts())
         return real(client, reply)
 
-    monkeypatch.setattr(Client, "decrypt", spy)
+    monkeypatch.setattr(Client, "read", spy)
     X = inside(fit, batch.per_request + 1)
     with HostileServer(batch.to_dict(), zeros(batch)) as server, Remote(server.url, model=fit.model_id) as remote:
         remote.predict(X)
@@ -232,7 +235,7 @@ def test_a_plan_that_no_planner_makes_is_refused_whatever_the_samples_are(fit: F
     assert server.posts() == 0
 
 
-HOSTILE = [0, -1, 1, 2, 3, 100, 2**31, 2**63, 10**30, 0.0, -1.0, 1e-308, 1e308, "", "batch", "packed", None, [], {}]
+HOSTILE = [0, -1, 1, 2, 3, 100, 2**31, 2**63, 10**30, 0.0, -1.0, 1e-308, 1e308, "", "batch", "lift", None, [], {}]
 
 
 def leaves(fields: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -257,18 +260,16 @@ def test_no_field_of_a_plan_makes_a_client_fail_in_another_way(fit: Fit, made: P
             at[path[-1]] = value
             try:
                 read = Plan.from_dict(fields)
-                assert container.size(read, container.Kind.reply) <= 2**31 + 200
+                assert message.size(read, Kind.reply) <= 2**31 + 200
             except InputError:
                 continue
             if read.sha256 == made.sha256:
                 continue
             client = Client(read)
             for corner in (read.domain.low, read.domain.high):
-                (request,) = client.encrypt([corner])
-                data = b"".join(container.write_request(read, request))
-                _, reply = zeros(read)(0, data)
+                _, reply = zeros(read)(0, client.encrypt([corner]))
                 with contextlib.suppress(ReplyError):
-                    client.decrypt(container.read_reply(read, io.BytesIO(reply)))
+                    client.read(reply)
             worked += 1
     assert worked >= 5
 
@@ -304,7 +305,7 @@ def test_a_redirection_is_not_followed(fit: Fit, batch: Plan) -> None:
 
 
 def test_a_reply_is_not_read_beyond_the_size_the_plan_allows(fit: Fit, batch: Plan) -> None:
-    longest = container.size(batch, container.Kind.reply)
+    longest = message.size(batch, Kind.reply)
     with (
         HostileServer(batch.to_dict(), lambda number, body: (200, bytes(longest + 1))) as server,
         Remote(server.url, model=fit.model_id) as remote,

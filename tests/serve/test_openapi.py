@@ -43,9 +43,6 @@ OPERATIONS = [
     ("/models/{model_id}/plan", "GET"),
     ("/models/{model_id}/features", "GET"),
     ("/models/{model_id}/evaluate", "POST"),
-    ("/models/{model_id}/prepare", "POST"),
-    ("/models/{model_id}/keys/{key_id}", "GET"),
-    ("/models/{model_id}/keys/{key_id}", "PUT"),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import select
 import socket
 import sys
@@ -14,12 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
 from quad4fhe import Fit, InputError
-from quad4fhe.he import container
-from quad4fhe.he.session import Client, Request
+from quad4fhe.he.message import HEADER_BYTES
+from quad4fhe.he.session import Client
 from quad4fhe.serve.admission import EvictedError, FairQueue, Place, Places
 from quad4fhe.serve.app import Limits
 from quad4fhe.serve.client import Remote
@@ -45,8 +43,7 @@ def server(fitted: tuple[Path, Fit], tmp_path_factory: pytest.TempPathFactory) -
 def body(server: RunningServer, fitted: tuple[Path, Fit]) -> bytes:
     fit = fitted[1]
     with Remote(server.url, layout="batch", token=A) as remote:
-        request = next(Client(remote.plan).stream(inside(fit, 1)))
-        return b"".join(container.write_request(remote.plan, request))
+        return Client(remote.plan).encrypt(inside(fit, 1))
 
 
 def headers(token: str) -> dict[str, str]:
@@ -73,7 +70,7 @@ def post(server: RunningServer, fit: Fit, body: bytes, token: str) -> httpx.Resp
 def test_one_byte_uploads_take_no_place(server: RunningServer, fitted: tuple[Path, Fit], body: bytes) -> None:
     fit = fitted[1]
     with ExitStack() as stack:
-        for sent in (0, 1, container.HEADER_BYTES - 1) * PLACES:
+        for sent in (0, 1, HEADER_BYTES - 1) * PLACES:
             stack.enter_context(begun(server, fit, body, sent))
         time.sleep(0.5)
         assert server.healthy()["busy"] == 0
@@ -86,7 +83,7 @@ def test_uploads_of_the_wrong_kind_or_length_take_no_place(server, fitted, body:
     fit = fitted[1]
     with ExitStack() as stack:
         for wrong in (body[:-1], b"x" * len(body), body[:10] + b"\x02" + body[11:], body[:20] + b"y" + body[21:]):
-            one = stack.enter_context(begun(server, fit, wrong, container.HEADER_BYTES))
+            one = stack.enter_context(begun(server, fit, wrong, HEADER_BYTES))
             assert one.recv(4096).split()[1] == b"400"
         assert server.healthy()["busy"] == 0
 
@@ -125,41 +122,6 @@ def test_requests_that_wait_make_room_and_tokens_take_turns(server, fitted, body
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in evicted)
     assert "fewer places" in evicted[0].json()["error"]
     until(lambda: server.healthy() == {"workers": 1, "busy": 0})
-
-
-def test_transparent_requests_are_400_and_the_worker_lives(server, fitted) -> None:
-    fit = fitted[1]
-    workers = server.workers()
-    with Remote(server.url, layout="packed", token=A, model=fit.model_id) as remote:
-        client = Client(remote.plan)
-        keys = client.evaluation_keys()
-        assert keys is not None
-        data = b"".join(container.write_keys(remote.plan, client.key_id, keys))
-        place = f"{server.url}/models/{fit.model_id}/keys/{client.key_id.hex()}"
-        assert httpx.put(place, content=data, headers=headers(A), timeout=300).status_code == 204
-        (request,) = client.encrypt(inside(fit, 1))
-        spoilt = []
-        for second in (0, 1):
-            chunks = [chunk.copy() for chunk in request.chunks]
-            for chunk in chunks:
-                chunk[:, second:] = 0
-            spoilt.append(chunks)
-        few = [np.zeros_like(chunk) for chunk in request.chunks]
-        few[0][0, 1, 0, 5] = 1
-        for chunks in spoilt:
-            bad = b"".join(container.write_request(remote.plan, Request(request.identity, chunks)))
-            answer = post(server, fit, bad, A)
-            assert (answer.status_code, "encrypts nothing" in answer.json()["error"]) == (400, True)
-        sparse = b"".join(container.write_request(remote.plan, Request(request.identity, few)))
-        assert post(server, fit, sparse, A).status_code in (200, 400)
-        stranger = Client(remote.plan)
-        empty = data[:76] + stranger.key_id + data[92 : container.HEADER_BYTES] + bytes(len(data) - 164)
-        zero = empty + hashlib.sha256(empty).digest()
-        place = f"{server.url}/models/{fit.model_id}/keys/{stranger.key_id.hex()}"
-        answer = httpx.put(place, content=zero, headers=headers(A), timeout=300)
-        assert (answer.status_code, "encrypts nothing" in answer.json()["error"]) == (400, True)
-        assert post(server, fit, b"".join(container.write_request(remote.plan, request)), A).status_code == 200
-    assert server.workers() == workers
 
 
 def test_an_owner_takes_from_who_has_more_and_never_back_and_forth() -> None:

@@ -13,7 +13,7 @@ from quad4fhe import InputError, plan
 from quad4fhe.serve.app import Limits, Service
 from quad4fhe.serve.client import Remote, ServiceError
 from quad4fhe.serve.models import HostedModel
-from quad4fhe.serve.quota import Quota, told
+from quad4fhe.serve.quota import Quota
 from quad4fhe.workers.registry import choose
 from support.serving import RunningServer, small_fit
 
@@ -77,4 +77,4 @@ def test_a_quota_below_one_reply_is_refused_with_the_least_that_works(tmp_path: 
 def test_every_row_and_output_that_a_request_has_room_for_counts() -> None:
     fit = small_fit(3, 8, 2, seed=1)
     alone, many = plan(fit, samples=1, layout="lift"), plan(fit, samples=50, layout="batch")
-    assert (told(alone), told(many)) == (2, 2 * many.per_request)
+    assert (alone.told, many.told) == (2, 2 * many.per_request)

@@ -11,8 +11,8 @@ import pytest
 from quad4fhe import Fit, InputError, Plan, plan
 from quad4fhe.cli import serve as command
 from quad4fhe.cli.options import Box
-from quad4fhe.he import container
-from quad4fhe.he.container import Kind
+from quad4fhe.he import message
+from quad4fhe.he.message import Kind
 from quad4fhe.serve.client import Remote, cheapest
 from quad4fhe.serve.models import HostedModel
 from support.serving import RunningServer, inside, until
@@ -81,7 +81,7 @@ def test_the_layout_of_the_fewest_bytes_is_taken(private: bool) -> None:
     chosen = [cheapest(plans, rows).layout for rows in (1, 5, 5000)]
     assert chosen == ["lift", "lift", "batch"]
     for rows, layout in zip((1, 5, 5000), chosen, strict=True):
-        sent = {one.layout: -(-rows // one.per_request) * container.size(one, Kind.request) for one in plans}
+        sent = {one.layout: -(-rows // one.per_request) * message.size(one, Kind.request) for one in plans}
         assert layout == min(sent, key=sent.__getitem__)
     switch = next(rows for rows in range(1, 5000) if cheapest(plans, rows).layout == "batch")
     assert all(cheapest(plans, rows).layout == "batch" for rows in np.arange(switch, 5 * switch))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 from collections.abc import Callable
@@ -14,8 +13,10 @@ from unittest import mock
 import numpy as np
 
 from quad4fhe import PolynomialModel
-from quad4fhe.he import container, session
-from quad4fhe.he.session import Reply, Server
+from quad4fhe.he import message, session
+from quad4fhe.he.session import Server
+from quad4fhe.layouts import layout_of
+from quad4fhe.layouts.forms import Kind
 from quad4fhe.planning.plan import Fitted, Plan
 
 Answer = Callable[[int, bytes], tuple[int, bytes]]
@@ -51,12 +52,10 @@ class HostileServer:
         """Write a message down and answer it."""
         with self._lock:
             number = self.posts()
-            self.seen.append((method, path.rpartition("/")[2] if "/keys/" not in path else "keys", len(body)))
+            self.seen.append((method, path.rpartition("/")[2], len(body)))
             self.headers.append(headers)
         if path.partition("?")[0].endswith("/plan"):
             return 200, self.fields if isinstance(self.fields, bytes) else json.dumps(self.fields).encode()
-        if "/keys/" in path:
-            return 204, b""
         return self.answer(number, body)
 
 
@@ -100,12 +99,11 @@ def zeros(plan: Plan) -> Answer:
 
 def with_residues(plan: Plan, change: Callable[[int, Any], Any]) -> Answer:
     """Answer with residues of the shape that the plan prescribes and a header that fits the request."""
-    wanted = container.form(plan, container.Kind.reply)
-    blank = np.zeros(wanted.shape, dtype=wanted.parts[-1].dtype)
+    part = layout_of(plan).form(plan, Kind.reply).parts[-1]
+    blank = np.zeros(part.shape, dtype=part.dtype)
 
     def answer(number: int, body: bytes) -> tuple[int, bytes]:
-        identity = container.read_request(plan, io.BytesIO(body)).identity
-        return 200, b"".join(container.write_reply(plan, Reply(identity, [change(number, blank)])))
+        return 200, message.write(plan, Kind.reply, [change(number, blank)], message.digest(body))
 
     return answer
 
@@ -119,7 +117,6 @@ def evaluating(fit: Fitted, plan: Plan, model: PolynomialModel | None = None) ->
         server = Server(other, plan)
 
     def answer(_: int, body: bytes) -> tuple[int, bytes]:
-        found = server.evaluate(container.read_request(plan, io.BytesIO(body)))
-        return 200, b"".join(container.write_reply(plan, found))
+        return 200, server.answer(body)
 
     return answer

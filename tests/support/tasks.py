@@ -88,7 +88,7 @@ def _stubborn(memory: list[Any]) -> None:
 
 
 def _missing(memory: list[Any]) -> None:
-    raise MissingExtraError("numba", "fast", "this")
+    raise MissingExtraError("onnx", "onnx", "this")
 
 
 def _die(memory: list[Any]) -> None:

@@ -14,14 +14,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 HERE = Path(__file__).parent
 RING = 2048
 MODEL_ID = hashlib.sha256(b"a model that does not exist").hexdigest()
-KEY, NONCE = bytes(range(16)), bytes(range(16, 32))
 SEED = bytes(range(32, 64))
 
-BATCH_PRIMES, SPECIAL = (249857, 188417), 12289
-PACKED_PRIMES, PACKED_SPECIAL = (147457, 40961), 163841
+BATCH_PRIMES = (249857, 188417)
 BATCH_SETTINGS = {"form": "square", "products": [1.0, 1.0, 0.0]}
-PACKED_STEPS = [128, 256, 512]
-WORDS = {"batch": (4, "I"), "packed": (8, "Q")}  # bytes of a residue
 
 
 def plan(
@@ -60,17 +56,13 @@ def plan(
         "calibration": 10,
         "smallest_margin": 0.5,
         "forecast": {
-            "machine": "none",
             "upload_bytes": 1,
             "download_bytes": 1,
-            "key_bytes": 0,
             "client_seconds": 1.0,
             "server_seconds": 1.0,
         },
         "model_id": MODEL_ID,
-        "promise": None
-        if layout == "batch"
-        else {
+        "promise": {
             "samples": 8,
             "lost": 1,
             "agreement": 0.5,
@@ -90,16 +82,11 @@ def plan(
 
 
 def plans() -> dict[str, Any]:
-    """One plan of each layout, with its hash."""
-    batch = {"ring": RING, "primes": list(BATCH_PRIMES), "special": SPECIAL, "keys": False}
-    packed = {"ring": RING, "primes": list(PACKED_PRIMES), "special": PACKED_SPECIAL, "keys": True}
-    made = {
-        "batch": plan(
-            "batch", {"form": "square", "products": [1.0, 1.0, 0.0]}, batch, {"x": 8, "w": 4, "v": 4}, RING // 2
-        ),
-        "packed": plan("packed", {}, packed, {"x": 4, "w": 0, "v": 4}, 128),
-    }
-    return {name: {"plan": fields, "sha256": plan_hash(fields)} for name, fields in made.items()}
+    """A plan of layout batch, with its hash."""
+    batch = {"ring": RING, "primes": list(BATCH_PRIMES)}
+    settings = {"form": "square", "products": [1.0, 1.0, 0.0]}
+    fields = plan("batch", settings, batch, {"x": 8, "w": 4, "v": 4}, RING // 2)
+    return {"batch": {"plan": fields, "sha256": plan_hash(fields)}}
 
 
 def plan_hash(fields: dict[str, Any]) -> str:
@@ -114,37 +101,27 @@ def synthetic(shape: tuple[int, ...], primes: tuple[int, ...]) -> list[int]:
     return [(2654435761 * i + 12345) % primes[i // ring % count] for i in range(rows * polynomials * count * ring)]
 
 
-# Name: layout, kind, shape, primes. Keys: one row per digit of the relinearisation key and of each Galois key.
-KINDS = {
-    "request of layout batch": ("batch", 1, (2, 1, 2, RING), BATCH_PRIMES),
-    "reply of layout batch": ("batch", 2, (2, 3, 2, RING), BATCH_PRIMES),
-    "request of layout packed": ("packed", 1, (1, 2, 2, RING), PACKED_PRIMES),
-    "reply of layout packed": ("packed", 2, (1, 2, 1, RING), PACKED_PRIMES[:1]),
-    "keys of layout packed": ("packed", 3, (8, 2, 3, RING), (*PACKED_PRIMES, PACKED_SPECIAL)),
-}
+# Kind and shape of each message of layout batch; the reply is one to the request.
+KINDS = {"request": (1, (2, 1, 2, RING)), "reply": (2, (2, 3, 2, RING))}
 
 
-def container(name: str) -> bytes:
-    """The bytes of one container."""
-    layout, kind, shape, primes = KINDS[name]
-    width, word = WORDS[layout]
-    payload = struct.pack(f"<{shape[0] * shape[1] * shape[2] * shape[3]}{word}", *synthetic(shape, primes))
-    if (layout, kind) == ("batch", 1):
-        payload = SEED + payload
-    hashes = bytes.fromhex(plans()[layout]["sha256"]) + bytes.fromhex(MODEL_ID)
-    nonce = bytes(16) if kind == 3 else NONCE
-    head = b"Q4FHE\r\n\x1a" + struct.pack("<HBB", 1, kind, width) + hashes + KEY + nonce
-    head += struct.pack("<4IQ", *shape, len(payload))
+def message(name: str) -> bytes:
+    """The bytes of one message."""
+    kind, shape = KINDS[name]
+    numbers = synthetic(shape, BATCH_PRIMES)
+    payload = (SEED if kind == 1 else b"") + struct.pack(f"<{len(numbers)}I", *numbers)
+    answers = bytes(32) if kind == 1 else message("request")[-32:]
+    head = b"Q4FHE\r\n\x1a" + struct.pack("<HBB", 2, kind, 0) + bytes.fromhex(plans()["batch"]["sha256"]) + answers
     return head + payload + hashlib.sha256(head + payload).digest()
 
 
-def containers() -> list[dict[str, Any]]:
-    """What identifies each container."""
+def messages() -> list[dict[str, Any]]:
+    """What identifies each message."""
     out = []
-    for name, (layout, kind, shape, _) in KINDS.items():
-        data = container(name)
-        facts = {"header": data[:132].hex(), "bytes": len(data), "sha256": data[-32:].hex()}
-        out.append({"name": name, "layout": layout, "kind": kind, "shape": list(shape), **facts})
+    for name, (kind, shape) in KINDS.items():
+        data = message(name)
+        facts = {"header": data[:76].hex(), "bytes": len(data), "sha256": data[-32:].hex()}
+        out.append({"name": name, "layout": "batch", "kind": kind, "shape": list(shape), **facts})
     return out
 
 
@@ -242,7 +219,7 @@ def reply() -> dict[str, Any]:
 
 def files() -> dict[str, str]:
     """Every file by its name."""
-    made = {"plans": plans(), "containers": containers(), "ntt": ntt(), "reply": reply()}
+    made = {"plans": plans(), "messages": messages(), "ntt": ntt(), "reply": reply()}
     return {f"{name}.json": json.dumps(value, indent=1) + "\n" for name, value in made.items()}
 
 

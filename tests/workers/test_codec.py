@@ -91,8 +91,8 @@ def test_errors_come_back_as_they_were(error: Exception) -> None:
 
 def test_errors_of_other_classes_are_named() -> None:
     assert str(codec.decode(codec.encode(tasks.Stubborn(1, 2)))) == "Stubborn: stubborn 1 2"
-    missing = codec.decode(codec.encode(MissingExtraError("numba", "fast", "this")))
-    assert "pip install 'quad4fhe[fast]'" in str(missing)
+    missing = codec.decode(codec.encode(MissingExtraError("onnx", "onnx", "this")))
+    assert "pip install 'quad4fhe[onnx]'" in str(missing)
 
 
 @pytest.mark.parametrize("value", [print, object(), lambda: 0, sys, Path("x"), Counter("ab"), tasks.Stubborn])

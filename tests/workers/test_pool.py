@@ -124,7 +124,7 @@ def test_one_poisoned_task_does_not_end_the_stream(pool: Pool) -> None:
     assert str(done[1].error) == "not like this"
     assert "in a worker" in "".join(done[1].error.__notes__)
     assert "Stubborn: stubborn 1 2" in str(done[2].error)
-    assert "pip install 'quad4fhe[fast]'" in str(done[3].error)
+    assert "pip install 'quad4fhe[onnx]'" in str(done[3].error)
 
 
 def test_a_worker_that_ran_out_of_memory_does_no_other_task() -> None:

@@ -26,7 +26,7 @@ from quad4fhe.deep import DeepMLP
 EPOCHS = 15
 SEED = 2026
 CALIBRATION = 20_000  # training images
-FEW = 100  # images: for fewer, layout packed is cheaper. Layout lift starts more slowly, and every stage starts anew
+FEW = 100  # images: for fewer, layout lift is cheaper
 RARE = 0.02  # of the training images: pixels that are not blank in fewer are left out
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     np.save(options.folder / "pixels.npy", pixels)
     box = np.stack([np.zeros(pixels.size), np.ones(pixels.size)])  # every image that a client may send
     for name, count in COUNTS.items():
-        made = plan(found, samples=count, layout="packed" if count <= FEW else "batch", X=shown, box=box)
+        made = plan(found, samples=count, layout="lift" if count <= FEW else "batch", X=shown, box=box)
         made.save(options.folder / f"{name}.json")
         Client(made).encrypt(shown[:1])  # compiles the client's kernels, which stay in a cache
         print(f"{name}: layout {made.layout}, ring {made.chain.ring}, {made.precision}", flush=True)

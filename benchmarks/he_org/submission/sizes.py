@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 COUNTS = {"single": 1, "small": 15, "medium": 1_000, "large": 10_000}
@@ -32,12 +31,6 @@ class Size:
 def model_folder() -> Path:
     """The folder of the fit and the plans; QUAD4FHE_NETWORK chooses between the networks."""
     return Path(__file__).parent / "model" / os.environ.get("QUAD4FHE_NETWORK", NETWORKS[0])
-
-
-def write(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a container, part by part."""
-    with path.open("wb") as file:
-        file.writelines(parts)
 
 
 def empty(folder: Path) -> None:

@@ -144,10 +144,10 @@ class Encrypted(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     upload_bytes: int
     download_bytes: int
-    key_bytes: int
     client_seconds: float
     server_seconds: float
     kept: bool
+    key_bytes: int = 0  # of layout packed, which earlier releases had
     tried: int = 0
     changed: int | None = None
     clipped: int | None = None

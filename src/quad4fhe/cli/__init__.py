@@ -7,7 +7,7 @@ from quad4fhe.cli.app import add_installed_commands, entry_point, main
 __all__ = ["COMMANDS", "entry_point", "main"]
 
 COMMANDS = (
-    *("demo", "fit", "verify", "plan", "predict", "keygen", "serve", "models", "query"),
+    *("demo", "fit", "verify", "plan", "predict", "serve", "models", "query"),
     *("score", "report", "export", "doctor"),
 )
 """The commands, each a module of this package, in the order in which the front page lists them."""

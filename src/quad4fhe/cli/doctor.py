@@ -54,7 +54,7 @@ def _show(found: Examination) -> None:
         for finding in found.findings:
             if finding.part == part:
                 fix = f"\n-> {finding.fix}" if finding.fix else ""
-                # Text: in a plain string rich would read the brackets of 'quad4fhe[fast]' as markup.
+                # Text: in a plain string rich would read the brackets of 'quad4fhe[serve]' as markup.
                 table.add_row(Text(finding.status, _STYLE[finding.status]), finding.name, Text(finding.says + fix))
         out.print(table)
         out.print()

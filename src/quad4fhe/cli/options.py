@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ import typer
 
 from quad4fhe.errors import InputError, Quad4FHEError
 from quad4fhe.fitting import families
-from quad4fhe.he.secrecy import private_line
 from quad4fhe.io.files import opened, parsing
 from quad4fhe.layouts import LAYOUTS
 from quad4fhe.workers.registry import HELP, KINDS
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     import quad4fhe
     from quad4fhe._arrays import Array
     from quad4fhe.feature_part import FeaturePart
-    from quad4fhe.he.keys import StoredKey
-    from quad4fhe.he.prepared import PreparedStore
     from quad4fhe.io.columns import Columns
     from quad4fhe.names import Names
     from quad4fhe.serve.client import Remote
@@ -33,7 +29,7 @@ FAMILIES = (*families.FAMILIES.names(), families.AUTO)
 DEGREES = (*map(str, families.DEGREES), "auto")
 REGIMES = ("auto", "hard", "rch", "soft")
 PRECISIONS = ("strict", "fast")
-REPLIES = ("auto", "private", "logits", "decisions", "plain")
+REPLIES = ("auto", "private", "logits", "plain")
 
 
 def choice(names: Sequence[str], help: str) -> Any:
@@ -97,9 +93,6 @@ PlanClipFlag = Annotated[
 # --- where work runs --------------------------------------------------------------------------------------------
 
 PoolOption = Annotated[str | None, choice(KINDS.names(), f"Where workers run. {HELP}.")]
-BackendOption = Annotated[
-    str, typer.Option(help="The library that computes on ciphertexts: seal, or one that an installed package adds.")
-]
 WorkersOption = Annotated[int | None, typer.Option(help="Number of worker processes; by default one per core.", min=1)]
 
 
@@ -115,8 +108,8 @@ RepliesOption = Annotated[
     choice(
         REPLIES,
         "What a client can learn from replies. private: the logits at its ciphertext and nothing else about the "
-        "weights; logits: not even the effect of its encryption noise; decisions (two classes): little more than the "
-        "decision; plain: the weights. Layout lift offers all, batch plain and private, packed plain.",
+        "weights; logits: not even the effect of its encryption noise; plain: the weights. "
+        "Layout lift offers all, batch plain and private.",
     ),
 ]
 WidenOption = Annotated[
@@ -255,12 +248,8 @@ def plan_options(
     }
 
 
-# --- keys and servers -------------------------------------------------------------------------------------------
+# --- servers -------------------------------------------------------------------------------------------
 
-PassphraseFile = Annotated[
-    Path | None, typer.Option(help="A file that only you can read (mode 600) with the passphrase in its first line.")
-]
-AskPassphrase = Annotated[bool, typer.Option("--ask-passphrase", help="Ask for the key's passphrase.")]
 TrustFlag = Annotated[bool, typer.Option("--trust", help="Run a feature part that only the server vouches for.")]
 TokenOption = Annotated[Path | None, typer.Option(help="A file that holds the API token.")]
 CaOption = Annotated[Path | None, typer.Option(help="Trust this certificate authority (PEM) instead of the system's.")]
@@ -272,18 +261,6 @@ LayoutChoice = Annotated[
 ]
 
 
-def read_passphrase(file: Path | None, ask: bool, *, confirm: bool = False) -> str | None:
-    """The passphrase from a file or from the terminal, None if neither is asked for."""
-    if file is not None:
-        return private_line(file, "passphrase")
-    if not ask:
-        return None
-    if not sys.stdin.isatty():
-        raise InputError("there is no terminal to ask for the passphrase; put it into a file for --passphrase-file")
-    typed: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
-    return typed
-
-
 def connect(
     url: str,
     *,
@@ -292,19 +269,17 @@ def connect(
     token_file: Path | None,
     ca: Path | None,
     plan: quad4fhe.Plan | None = None,
-    key: StoredKey | None = None,
     patience: float = 60.0,
     features: FeaturePart | None = None,
     trust: bool = False,
-    prepared: PreparedStore | None = None,
 ) -> Remote:
     """A connection to the server at `url`."""
     from quad4fhe import Remote
 
     token, verify = trusted(token_file, ca)
     named: dict[str, Any] = {"model": model, "layout": layout, "token": token, "verify": verify}
-    named |= {"features": features, "trust": trust, "prepared": prepared}
-    return Remote(url, plan=plan, key=key, patience=patience, **named)
+    named |= {"features": features, "trust": trust}
+    return Remote(url, plan=plan, patience=patience, **named)
 
 
 def trusted(token_file: Path | None, ca: Path | None) -> tuple[str | None, bool | ssl.SSLContext]:

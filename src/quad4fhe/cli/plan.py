@@ -36,20 +36,18 @@ def plan_command(
     """Choose every encryption parameter for FIT and forecast the cost.
 
     Ring, primes, scales and layout follow from the fit's margins and the range of its inputs; time and bytes are
-    forecast for this machine (with --json for the reference machine). --calib bounds the error on the samples
-    themselves, which allows cheaper parameters.
+    forecast for a reference machine. --calib bounds the error on the samples themselves: cheaper parameters then do.
     All layouts are compared in one table, and the cheapest that keeps every decision is taken. --json prints the plan
-    that `keygen`, `serve`, `query` and `predict` take.
+    that `serve`, `query` and `predict` take.
 
     Encrypted inputs must lie inside a box: the calibration range, widened by half of it on both sides. The output shows
     how many bits that costs. --widen and --box choose another box.
 
     Example: quad4fhe plan fit.safetensors --samples 2048 --calib calib.npz
-    quad4fhe plan fit.safetensors --layout packed --json > plan.json
+    quad4fhe plan fit.safetensors --layout lift --json > plan.json
     quad4fhe plan fit.safetensors --box limits.csv --clip
     """
     from quad4fhe import Fit, describe, plan
-    from quad4fhe.he.calibrate import calibrate
     from quad4fhe.layouts.planner import plans
     from quad4fhe.planning.describe import table
 
@@ -57,8 +55,6 @@ def plan_command(
         progress("plan", 0, 0)
         fitted = Fit.load(fit_file)
         options = plan_options(fitted, samples, precision, Box(box, widen, clip), calib, replies)
-        if not json:  # times of this machine are for people: in a plan they would change its hash
-            options["machine"] = calibrate()
         found = plans(fitted, **options) if layout == "auto" else [plan(fitted, layout=layout, **options)]
     if json:
         print_json(found[0].to_dict())

@@ -14,7 +14,6 @@ import typer
 
 from quad4fhe.cli.app import app
 from quad4fhe.cli.options import (
-    AskPassphrase,
     Box,
     BoxOption,
     CaOption,
@@ -24,13 +23,11 @@ from quad4fhe.cli.options import (
     LabelOption,
     LayoutChoice,
     ModelOption,
-    PassphraseFile,
     TokenOption,
     TrustFlag,
     WidenOption,
     connect,
     named_columns,
-    read_passphrase,
 )
 from quad4fhe.cli.predict import csv_columns, csv_text
 from quad4fhe.cli.terminal import at_work, count, name_problems, print_json, print_table, say
@@ -42,13 +39,11 @@ if TYPE_CHECKING:
     from quad4fhe._arrays import Array
     from quad4fhe.feature_part import FeaturePart
     from quad4fhe.folders.batches import Batch
-    from quad4fhe.he.keys import StoredKey
     from quad4fhe.he.predict import Prediction
-    from quad4fhe.he.prepared import PreparedFolder
     from quad4fhe.serve.client import Answers
 
 _SERVERS = ("http://", "https://")
-_BILL = ("requests", "upload_bytes", "download_bytes", "key_bytes", "clipped", "canaries", "seconds")
+_BILL = ("requests", "upload_bytes", "download_bytes", "clipped", "canaries", "seconds")
 
 
 @app.command("query")
@@ -63,11 +58,6 @@ def query_command(
     label_column: LabelOption = None,
     model: ModelOption = None,
     layout: LayoutChoice = None,
-    key: Annotated[
-        Path | None, typer.Option(help="A key made by `keygen`; by default a new key for this query only.")
-    ] = None,
-    passphrase_file: PassphraseFile = None,
-    ask_passphrase: AskPassphrase = False,
     token_file: TokenOption = None,
     ca: CaOption = None,
     box: BoxOption = None,
@@ -98,37 +88,28 @@ def query_command(
         typer.Option(metavar="FILE", help="The model's feature part (`export --features`); else the server's is used."),
     ] = None,
     trust: TrustFlag = False,
-    prepare: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Make ahead what N later queries with --key need, here and at the server (layout lift).",
-            min=0,
-        ),
-    ] = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write decisions and logits as CSV.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Encrypt DATA, have a server classify it, and decrypt the result.
 
-    Never send the decrypted logits back to the server; SECURITY.md explains why. --key or --plan pins the plan: samples
-    outside its box are rejected before anything is sent. Without either, the plan comes from the server, and all
-    samples are sent before those outside the box are reported. --box FILE is a box of your own, which the samples must
-    lie in as well. --canaries detects a server that computes something else. --prepare N does the part of N later
-    queries that does not depend on their samples, here and at the server, into the folder KEY.prepared; do not copy
-    that folder, since a part that is used twice shows how two queries differ.
+    Never send the decrypted logits back to the server; SECURITY.md explains why. --plan pins the plan (see `quad4fhe
+    models --save-plan`): samples outside its box are rejected before anything is sent. Without it the plan comes from
+    the server, and all samples are sent before those outside the box are reported. --box FILE is a box of your own,
+    which the samples must lie in as well. --canaries detects a server that computes something else.
 
     If the model has a feature part, DATA holds raw inputs. The part comes from --features or from the server, its hash
     must be the one in the plan, and it runs here, without access to files: only its features are encrypted and sent.
-    Without --key, --plan and --features the server alone vouches for it, which needs --trust.
+    Without --plan and --features the server alone vouches for it, which needs --trust.
 
     Without a server: write requests to a folder (--plan), answer them with `score`, and read the replies (--replies).
+    The file FOLDER.index beside the folder holds what reads the replies: keep it as you keep the samples.
 
     Example: quad4fhe query http://127.0.0.1:8443 test.npz -o decisions.csv
-    quad4fhe query https://host:8443 test.npz --key own.key --token-file token
-    quad4fhe query https://host:8443 test.npz --canaries 32 --known known.npz
-    quad4fhe query batches test.npz --plan plan.json --key own.key
-    quad4fhe query batches test.npz --replies replies --key own.key
+    quad4fhe query https://host:8443 test.npz --plan plan.json --token-file token
+    quad4fhe query https://host:8443 test.npz --plan plan.json --canaries 9 --known k.npz
+    quad4fhe query batches test.npz --plan plan.json
+    quad4fhe query batches test.npz --replies replies
 
     Exit 1: with --replies: some requests have no reply yet, or a damaged one
     """
@@ -136,48 +117,40 @@ def query_command(
 
     from quad4fhe import Plan
     from quad4fhe.feature_part import FeaturePart
-    from quad4fhe.he import keys
     from quad4fhe.he.canaries import Known
     from quad4fhe.planning.box import moved
 
     _check_places(url, data)
     if out is not None:
         check_place(out)
-    if prepare and key is None:
-        raise InputError("--prepare is for later queries with the same key: add --key, made by quad4fhe keygen")
     choice = Box(box, widen, clip)
     folder = replies is not None or (plan_file is not None and not url.startswith(_SERVERS))
     if folder:
-        _check_folder(url, plan_file, replies, key, box=choice, out=out, canaries=bool(canaries or known))
+        _check_folder(url, plan_file, replies, box=choice, out=out, canaries=bool(canaries or known))
     elif Path(url).is_dir():
         raise InputError(f"{url} is a folder: add --plan to write requests there, or --replies to read the answers")
-    stored = None if key is None else keys.load(key, read_passphrase(passphrase_file, ask_passphrase))
     part = None if features is None else FeaturePart.load(features)
-    if folder:
-        assert stored is not None
-        read = Reader(data, label_column, part)
-        if replies is not None:
-            read_folder(Path(url), read, replies, stored, out=out, json=json)
-        else:
-            wanted = Plan.load(str(plan_file))
-            stored.require_plan(wanted, plan_file)
-            write_folder(Path(url), read, wanted, stored, box=choice, json=json)
+    read = Reader(data, label_column, part)
+    if replies is not None:
+        read_folder(Path(url), read, replies, out=out, json=json)
         return
     pinned = None if plan_file is None else Plan.load(plan_file)
-    if stored is not None and pinned is not None:
-        stored.require_plan(pinned, plan_file)
-    agreed = pinned if stored is None else stored.plan
+    if folder:
+        assert pinned is not None
+        write_folder(Path(url), read, pinned, box=choice, json=json)
+        return
     # The server must not hear of samples that are unusable; only columns with names, and raw inputs whose feature part
     # the server has, may need its plan to be read.
-    read = Reader(data, label_column, part)
-    asked = read.early(agreed, url, trust=trust)
-    if asked is not None and stored is not None:
-        _check_columns(asked, data, stored, url)
-    X = None if asked is None else choice.held(asked, None if agreed is None else agreed.names)
+    asked = read.early(pinned, url, trust=trust)
+    if asked is not None and pinned is not None and asked.shape[1] != pinned.shape.features:
+        raise InputError(
+            f"{data} has {asked.shape[1]} columns, but the plan {plan_file} is for model {pinned.model_id[:12]}, which "
+            f"takes {pinned.shape.features} features; give samples of that model, or another plan"
+        )
+    X = None if asked is None else choice.held(asked, None if pinned is None else pinned.names)
     pairs = None if known is None else Known.load(known)
     options: dict[str, Any] = {"model": model, "layout": layout, "token_file": token_file, "ca": ca}
-    ahead = None if key is None or stored is None else _prepared(key, stored)
-    options |= {"plan": pinned, "key": stored, "patience": patience, "features": part, "prepared": ahead}
+    options |= {"plan": pinned, "patience": patience, "features": part}
     with at_work() as progress, connect(url, trust=trust, **options) as remote:
         plan, trusted = remote.plan, remote.pinned
         if asked is None or X is None:
@@ -187,7 +160,7 @@ def query_command(
             X = asked = remote.feature_part(X)
         with _access_named(given_options({"--token-file": token_file, "--ca": ca})):
             how: dict[str, Any] = {"clip": clip, "known": pairs, "canaries": canaries, "concurrency": concurrency}
-            found = remote.predict(X, prepare=prepare, progress=progress, **how)
+            found = remote.predict(X, progress=progress, **how)
         plan = remote.plan  # of the layout for so many rows
     found = replace(found, clipped=moved(asked, np.clip(X, *plan.domain.box)))
     if out is not None:
@@ -195,7 +168,6 @@ def query_command(
     if json:
         document = {"model": plan.model_id, "layout": plan.layout, "plan": plan.sha256.hex(), "pinned": trusted}
         document |= {name: getattr(found, name) for name in _BILL}
-        document["prepared"] = None if found.prepared is None else vars(found.prepared)
         print_json(
             document | {name: value for name, value in _prediction(found, plan).to_dict().items() if name != "bill"}
         )
@@ -203,8 +175,8 @@ def query_command(
     print_table("answers", _lines(found, plan))
     if not trusted:
         words = given_options({"--layout": plan.layout, "--token-file": token_file, "--ca": ca, "--model": model})
-        say(f"To accept only this plan from now on: quad4fhe keygen own.key --server {url}{words}")
-        say("then add --key own.key to this query.")
+        say(f"To accept only this plan from now on: quad4fhe models {url} --save-plan plan.json{words}")
+        say("then add --plan plan.json to this query.")
     if out is not None:
         say(f"Decisions and logits are in {out}.")
 
@@ -232,29 +204,6 @@ def _access_named(access: str) -> Iterator[None]:
         raise ServiceError(f"{error}{access if error.command else ''}") from None
 
 
-def _check_columns(X: Array, data: Path, key: StoredKey, url: str) -> None:
-    """Raise InputError if the samples are not for the key's model, and name a key that fits."""
-    from quad4fhe.he.keys import free_name, key_beside
-
-    wanted = key.plan.shape.features
-    if X.shape[1] == wanted:
-        return
-    other = key_beside(key.file, lambda one: one.plan.shape.features == X.shape[1])
-    fix = f"make one: quad4fhe keygen {free_name('own')} --server {quote(url)}"
-    fix = fix if other is None else f"{other} is for a model with {X.shape[1]}"
-    raise InputError(
-        f"{data} has {X.shape[1]} columns, but the key {key.file} is for model {key.plan.model_id[:12]}, which takes "
-        f"{wanted} features; give samples of that model, or another key: {fix}"
-    )
-
-
-def _prepared(key: Path, stored: StoredKey) -> PreparedFolder:
-    """What was made ahead for a key, in the folder beside it."""
-    from quad4fhe.he.prepared import PreparedFolder
-
-    return PreparedFolder(key.with_name(key.name + ".prepared"), stored)
-
-
 @dataclass(frozen=True)
 class Reader:
     """How DATA is read: the column of its labels, and the feature part, if it is known."""
@@ -275,8 +224,8 @@ class Reader:
             return self.samples(None)
         except InputError as error:
             raise InputError(
-                f"{error}. If the model takes raw inputs, pin its plan first: quad4fhe keygen own.key --server {url}, "
-                "then add --key own.key"
+                f"{error}. If the model takes raw inputs, pin its plan first: "
+                f"quad4fhe models {url} --save-plan plan.json, then add --plan plan.json"
             ) from None
 
     def samples(self, plan: Plan | None) -> Array:
@@ -320,12 +269,8 @@ def _lines(found: Answers, plan: Plan) -> list[tuple[str, str]]:
         lines.append(("clipped", f"{outside} outside the box: decided at its edge, not as given"))
     if found.canaries:
         lines.append(("canaries", f"{found.canaries} in each request, all with the known logits"))
-    keyed = f", {readable_bytes(found.key_bytes)} of keys once" if found.key_bytes else ""
     traffic = f"{readable_bytes(found.upload_bytes)} up, {readable_bytes(found.download_bytes)} down"
-    lines.append(("traffic", f"{traffic} in {count(found.requests, 'request')}{keyed}"))
-    if (made := found.prepared) is not None:
-        why = f"; {made.reason}" if made.reason else ""
-        lines.append(("prepared", f"{count(made.parts, 'later request')}, {made.replies} of them at the server{why}"))
+    lines.append(("traffic", f"{traffic} in {count(found.requests, 'request')}"))
     return [*lines, ("time", readable_seconds(found.seconds))]
 
 
@@ -333,15 +278,13 @@ def _lines(found: Answers, plan: Plan) -> list[tuple[str, str]]:
 
 
 def _check_folder(
-    url: str, plan: Path | None, replies: Path | None, key: Path | None, *, box: Box, out: Path | None, canaries: bool
+    url: str, plan: Path | None, replies: Path | None, *, box: Box, out: Path | None, canaries: bool
 ) -> None:
     """Reject options that do not belong to requests in a folder."""
     if canaries:
         raise InputError("--canaries and --known are for a server; leave them out for requests in a folder")
     if url.startswith(_SERVERS):
         raise InputError("--replies is for requests in a folder; leave it out for a server")
-    if key is None:
-        raise InputError("requests in files are read back later, so their key is kept: add --key (see keygen --plan)")
     if replies is not None and (plan is not None or box):
         raise InputError("--plan, --box, --widen and --clip belong to writing requests; leave them out with --replies")
     if box.file is not None and box.clip:
@@ -350,57 +293,56 @@ def _check_folder(
         raise InputError("--out belongs to reading --replies; there are no answers yet when requests are written")
 
 
-def write_folder(folder: Path, read: Reader, plan: Plan, key: StoredKey, *, box: Box, json: bool) -> None:
+def write_folder(folder: Path, read: Reader, plan: Plan, *, box: Box, json: bool) -> None:
     """`query FOLDER DATA --plan`: encrypt into files that `score` answers elsewhere."""
     from quad4fhe.folders.batches import write_requests
     from quad4fhe.planning.costs import readable_bytes
 
     with at_work() as progress:
         X = read.samples(plan)
-        found = write_requests(plan, key, box.held(X, plan.names), folder, clip=box.clip, progress=progress)
+        found = write_requests(plan, box.held(X, plan.names), folder, clip=box.clip, progress=progress)
     if json:
         print_json({**vars(found), "index": str(found.index), "folder": str(folder), "model": plan.model_id})
         return
     before = f", {found.before} of them from an earlier run" if found.before else ""
     written = f"{count(found.requests, 'file')} in {folder}{before}; {readable_bytes(found.request_bytes)} now"
     lines = [("requests", written)]
-    if found.key_bytes:
-        lines.append(("keys", f"{readable_bytes(found.key_bytes)} of evaluation keys, in the folder"))
     if found.clipped:
         lines.append(("clipped", f"{count(found.clipped, 'sample')} outside the box: moved to its edge"))
-    lines.append(("index", f"{found.index}: stays here, with the key"))
+    lines.append(("index", f"{found.index}: stays here; who has it reads the requests"))
     print_table("encrypted", lines)
     say(f"Answer the requests with: quad4fhe score FIT {folder} REPLIES")
-    say(f"Then read the answers:    quad4fhe query {folder} {read.data} --key KEY --replies REPLIES -o out.csv")
+    say(f"Then read the answers:    quad4fhe query {folder} {read.data} --replies REPLIES -o out.csv")
 
 
-def read_folder(folder: Path, read: Reader, replies: Path, key: StoredKey, *, out: Path | None, json: bool) -> None:
+def read_folder(folder: Path, read: Reader, replies: Path, *, out: Path | None, json: bool) -> None:
     """`query FOLDER DATA --replies`: decrypt what `score` answered; exit code 1 if a reply is missing."""
-    from quad4fhe.folders.batches import read_replies
+    from quad4fhe.folders.batches import index_plan, read_replies
     from quad4fhe.folders.run import Problem
     from quad4fhe.mlp import decide
 
     counts: Counter[int] = Counter()
     problems: list[Problem] = []
+    plan = index_plan(folder)
     kept: dict[str, list[Any]] = {"decisions": [], "logits": []}
     with at_work() as progress, contextlib.ExitStack() as stack:
-        X = read.samples(key.plan)
+        X = read.samples(plan)
         file = None if out is None else stack.enter_context(writing(out))
-        for batch in read_replies(key, X, folder, replies, progress=progress):
+        for batch in read_replies(X, folder, replies, progress=progress):
             if batch.logits is None:
                 problems.append(Problem(batch.file, batch.reason))
             else:
                 counts.update(decide(batch.logits).tolist())
             if file is not None:
-                file.write(_csv_rows(batch, key.plan, X, head=file.tell() == 0).encode())
+                file.write(_csv_rows(batch, plan, X, head=file.tell() == 0).encode())
             elif json:
-                _keep(kept, batch, key.plan, X)
+                _keep(kept, batch, plan, X)
     if json:
         document: dict[str, Any] = {"samples": len(X), "answered": counts.total()}
         document["missing"] = [vars(problem) for problem in problems]
         print_json(document | ({"out": str(out)} if out is not None else kept))
     else:
-        names = key.plan.names
+        names = plan.names
         shown = ", ".join(f"{names.decided(c)}: {n}" for c, n in sorted(counts.items()))
         print_table("answers", [("decisions", f"{counts.total()} of {count(len(X), 'sample')}; {shown or 'none'}")])
         name_problems("missing", problems)

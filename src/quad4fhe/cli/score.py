@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quad4fhe.cli.app import app
-from quad4fhe.cli.options import BackendOption, FitFile, JsonFlag, PoolOption, WorkersOption, choice
+from quad4fhe.cli.options import FitFile, JsonFlag, PoolOption, WorkersOption, choice
 from quad4fhe.cli.terminal import at_work, count, name_problems, print_json, print_table
-from quad4fhe.he import backends
 from quad4fhe.workers.registry import DEFAULT
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ def score_command(
             "auto: files if all workers are on this machine.",
         ),
     ] = "auto",
-    backend: BackendOption = backends.DEFAULT,
     json: JsonFlag = False,
 ) -> None:
     """Answer every encrypted request in a folder.
@@ -51,7 +49,7 @@ def score_command(
     from quad4fhe import Fit, Plan, score
 
     given = None if plan is None else Plan.load(plan)
-    names: dict[str, Any] = {"pool": pool or DEFAULT, "payload": payload, "backend": backend}
+    names: dict[str, Any] = {"pool": pool or DEFAULT, "payload": payload}
     with at_work() as progress:
         fitted = Fit.load(fit_file)
         found = score(fitted, requests, replies, workers=workers, plan=given, progress=progress, **names)

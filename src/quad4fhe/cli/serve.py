@@ -13,7 +13,6 @@ import typer
 
 from quad4fhe.cli.app import app
 from quad4fhe.cli.options import (
-    BackendOption,
     Box,
     BoxOption,
     JsonFlag,
@@ -28,7 +27,6 @@ from quad4fhe.cli.options import (
 )
 from quad4fhe.cli.terminal import at_work, print_json, print_table
 from quad4fhe.errors import InputError
-from quad4fhe.he import backends
 from quad4fhe.layouts import LAYOUTS
 from quad4fhe.workers.registry import DEFAULT
 
@@ -68,10 +66,6 @@ def serve_command(
     workers: Annotated[int, typer.Option(help="Number of worker processes.", min=1)] = 2,
     queue: Annotated[int, typer.Option(help="Requests that may wait; further requests get 429.", min=1)] = 8,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Time for a request, upload included.")] = 60.0,
-    max_keys: Annotated[int, typer.Option(help="Number of clients whose evaluation keys are kept.", min=1)] = 64,
-    max_prepared: Annotated[
-        int, typer.Option(help="Replies prepared for each token or address (layout lift); 0: none.", min=0)
-    ] = 1024,
     numbers_per_day: Annotated[
         int | None,
         typer.Option(
@@ -113,7 +107,6 @@ def serve_command(
             metavar="FILE", help="With --page: onnxruntime-web's module, to run models' feature parts in the browser."
         ),
     ] = None,
-    backend: BackendOption = backends.DEFAULT,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) for TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
     json: JsonFlag = False,
@@ -140,8 +133,6 @@ def serve_command(
         workers=workers,
         queue=queue,
         deadline=deadline,
-        keys=max_keys,
-        prepared=max_prepared,
         numbers_per_day=numbers_per_day,
         memory=None if worker_memory is None else worker_memory * 2**20,
         connections=max_connections,
@@ -167,7 +158,6 @@ def serve_command(
         page=page,
         page_from_disk=page_from_disk,
         onnxruntime=onnxruntime,
-        backend=backend,
         ready=lambda url: _ready(url, hosted, json, page),
     )
 

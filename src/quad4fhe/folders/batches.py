@@ -1,8 +1,7 @@
 """The client's side of scoring folders: samples become request files, and reply files become logits.
 
-The folder of requests goes to the server and holds nothing secret: the plan, requests, and evaluation keys if the
-layout needs them. The index beside the folder stays with the client: it lists the rows in each file, which no server
-needs to know.
+The folder of requests goes to the server and holds nothing secret: the plan, and requests. The index beside the folder
+stays with the client: for each file it has the rows, and the secret bytes that read its reply.
 """
 
 from __future__ import annotations
@@ -21,17 +20,16 @@ from quad4fhe._arrays import Array, row_chunks, samples, samples_sha256
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError
 from quad4fhe.folders.journal import Journal
-from quad4fhe.he import container
-from quad4fhe.he.keys import StoredKey, key_beside
+from quad4fhe.he import message
 from quad4fhe.he.session import Client, ReplyError
-from quad4fhe.io.files import locked, open_regular, parsing, remove_parts, shown, writing
-from quad4fhe.layouts import layout_of
+from quad4fhe.io.files import locked, open_regular, remove_parts, writing
+from quad4fhe.layouts.forms import Kind
 from quad4fhe.planning.box import outside_of
 from quad4fhe.planning.plan import Plan
 
 PLAN = "plan.json"
-REQUEST, REPLY, KEYS = ".request", ".reply", ".keys"
-_VERSION = 1
+REQUEST, REPLY = ".request", ".reply"
+_VERSION = 2
 _PLAN_BYTES = 2**26  # far more than any plan has
 
 
@@ -42,7 +40,6 @@ class Written:
     requests: int
     before: int
     request_bytes: int
-    key_bytes: int
     clipped: int
     index: Path
 
@@ -79,9 +76,9 @@ def plan_of(folder: Path) -> Plan:
 
 
 def write_requests(
-    plan: Plan, key: StoredKey, X: ArrayLike, folder: Path, *, clip: bool = False, progress: Progress = silent
+    plan: Plan, X: ArrayLike, folder: Path, *, clip: bool = False, progress: Progress = silent
 ) -> Written:
-    """Encrypt X (n, d) into one file per request, keeping what an earlier call wrote for the same X, key and plan.
+    """Encrypt X (n, d) into one file per request, keeping what an earlier call wrote for the same X and plan.
 
     Every sample is checked before the first file is written.
 
@@ -89,8 +86,6 @@ def write_requests(
     ----------
     plan
         The plan to encrypt with.
-    key
-        The client's key.
     X
         Samples (n, d).
     folder
@@ -102,8 +97,7 @@ def write_requests(
     """
     folder = _resolved(folder)
     checked = samples("X", X, plan.shape.features)
-    client = Client(plan, key)
-    head = _head(plan, key, checked)
+    head = _head(plan, checked)
     starts = range(0, len(checked), plan.per_request)
     clip = clip or plan.clip
     if not clip:
@@ -111,40 +105,49 @@ def write_requests(
         for _, chunk in row_chunks("X", checked, 8 * plan.shape.features):
             outside.add(chunk)
         outside.check()
-    key_bytes = size = clipped = 0
+    size = clipped = 0
     _make_folder(folder)
     if not index_path(folder).exists():
-        _require_own(folder, client.key_id, set())
-    with locked(folder), Journal(index_path(folder), head) as index:
+        _require_own(folder, set())
+    with locked(folder), Journal(index_path(folder), head, private=True) as index:
         remove_parts(folder)
-        before = {line["file"] for line in index.lines}
-        _require_own(folder, client.key_id, before)
+        before = {line["file"] for line in index.lines if (folder / line["file"]).exists()}
+        _require_own(folder, before)
         _write_plan(folder, plan)
-        keys_file = folder / f"{client.key_id.hex()}{KEYS}"
-        if layout_of(plan).has_keys(plan) and (keys_file.is_symlink() or not keys_file.exists()):
-            keys = client.evaluation_keys()
-            assert keys is not None
-            with writing(keys_file, durable=False) as file:
-                key_bytes = sum(file.write(part) for part in container.write_keys(plan, client.key_id, keys))
         for number, start in enumerate(starts):
             name = f"{number:08d}{REQUEST}"
             if name not in before:
                 rows = np.asarray(checked[start : start + plan.per_request], dtype=np.float64)
                 inside = np.clip(rows, *plan.domain.box) if clip else rows
                 moved = int(np.count_nonzero(np.any(inside != rows, axis=1)))
-                (request,) = client.stream(inside)
-                with writing(folder / name, durable=False) as file:
-                    size += sum(file.write(part) for part in container.write_request(plan, request))
-                line = {"file": name, "nonce": request.identity.nonce.hex(), "samples": len(rows), "clipped": moved}
+                client = Client(plan)
+                (request,) = client.requests(inside)
+                # First what reads the reply: a request that is in the folder without it would never be read.
+                line = {"file": name, "secret": client.secret_bytes().hex(), "samples": len(rows), "clipped": moved}
                 index.add(line)
+                with writing(folder / name, durable=False) as file:
+                    size += file.write(request)
             progress("encrypt", number + 1, len(starts))
         clipped = sum(line["clipped"] for line in index.lines)
-        return Written(len(starts), len(before), size, key_bytes, clipped, index.path)
+        return Written(len(starts), len(before), size, clipped, index.path)
 
 
-def read_replies(
-    key: StoredKey, X: ArrayLike, folder: Path, replies: Path, *, progress: Progress = silent
-) -> Iterator[Batch]:
+def index_plan(folder: Path) -> Plan:
+    """The plan in the index beside a folder of requests."""
+    return Plan.from_dict(_index_head(folder)["plan"])
+
+
+def _index_head(folder: Path) -> dict[str, Any]:
+    where = index_path(_resolved(folder))
+    head = Journal.head(where)
+    if head is None:
+        raise InputError(f"{where} is missing; put the index that was written with the requests beside their folder")
+    if head.get("version") != _VERSION:
+        raise InputError(f"{where} was written by another release; read the replies with that one, or encrypt again")
+    return head
+
+
+def read_replies(X: ArrayLike, folder: Path, replies: Path, *, progress: Progress = silent) -> Iterator[Batch]:
     """Decrypt the replies to the requests for X, one batch at a time, in the order of rows.
 
     This needs the index beside `folder`, which has the plan, but not the requests themselves.
@@ -152,20 +155,12 @@ def read_replies(
     folder = _resolved(folder)
     if not replies.is_dir():
         raise InputError(f"{replies} is not a folder; wanted the one that `quad4fhe score` wrote")
-    where = index_path(folder)
-    head = Journal.head(where)
-    if head is None:
-        raise InputError(f"{where} is missing; put the index that was written with the requests beside their folder")
+    head = _index_head(folder)
     plan = Plan.from_dict(head["plan"])
     checked = samples("X", X, plan.shape.features)
     if head["data"] != samples_sha256("X", checked):
         raise InputError(f"{folder} was made from other samples; give the same data again")
-    if head["key"] != key.key_id.hex():
-        other = key_beside(key.file, lambda one: one.key_id.hex() == head["key"])
-        fix = f"no key file beside {key.file or 'it'} has this id" if other is None else f"that is --key {other}"
-        raise InputError(f"{folder} was encrypted with key {head['key']}, this is {key.key_id.hex()}; {fix}")
-    client = Client(plan, key)
-    with Journal(where, head) as index:
+    with Journal(index_path(folder), head) as index:
         lines = {line["file"]: line for line in index.lines}
     total = -(-len(checked) // plan.per_request)
     for number in range(total):
@@ -173,23 +168,21 @@ def read_replies(
         start = number * plan.per_request
         rows = slice(start, min(start + plan.per_request, len(checked)))
         if name in lines:
-            yield _read_one(client, lines[name], rows, replies)
+            yield _read_one(plan, lines[name], rows, replies)
         else:
             why = "this request was never written; run the same query again without --replies"
             yield Batch(name, rows, plan.shape.outputs, None, why)
         progress("decrypt", number + 1, total)
 
 
-def _read_one(client: Client, line: dict[str, Any], rows: slice, replies: Path) -> Batch:
-    name, outputs = str(line["file"]), client.plan.shape.outputs
+def _read_one(plan: Plan, line: dict[str, Any], rows: slice, replies: Path) -> Batch:
+    name, outputs = str(line["file"]), plan.shape.outputs
     file = replies / Path(name).with_suffix(REPLY).name
-    client.reopen(bytes.fromhex(line["nonce"]), rows.stop - rows.start)
+    client = Client.from_secret_bytes(plan, bytes.fromhex(line["secret"]))
     try:
         with open_regular(file) as stream:
-            reply = container.read_reply(client.plan, stream)
-        if reply.identity.nonce.hex() != line["nonce"]:
-            raise ReplyError("it answers another request; run score again")
-        return Batch(name, rows, outputs, client.decrypt(reply))
+            reply = stream.read(message.size(plan, Kind.reply) + 1)
+        return Batch(name, rows, outputs, client.read(reply))
     except FileNotFoundError:
         return Batch(name, rows, outputs, None, f"{file.name} is missing")
     except (InputError, ReplyError) as error:
@@ -198,9 +191,8 @@ def _read_one(client: Client, line: dict[str, Any], rows: slice, replies: Path) 
         return Batch(name, rows, outputs, None, f"{file.name}: {error.strerror or error}")
 
 
-def _head(plan: Plan, key: StoredKey, X: NDArray[Any]) -> dict[str, Any]:
-    fields = {"quad4fhe": "requests", "version": _VERSION, "data": samples_sha256("X", X), "key": key.key_id.hex()}
-    fields["plan"] = plan.to_dict()
+def _head(plan: Plan, X: NDArray[Any]) -> dict[str, Any]:
+    fields = {"quad4fhe": "requests", "version": _VERSION, "data": samples_sha256("X", X), "plan": plan.to_dict()}
     as_read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(fields))
     return as_read
 
@@ -219,14 +211,10 @@ def _make_folder(folder: Path) -> None:
         raise InputError(f"can't make the folder {folder}: {error.strerror or error}") from None
 
 
-def _require_own(folder: Path, key_id: bytes, before: set[str]) -> None:
-    """Reject a folder with other requests; if we were killed, at most one of our own is missing from the index."""
-    unknown = [path for path in folder.glob(f"*{REQUEST}") if path.name not in before]
-    for path in unknown:
-        with parsing(f"the file {shown(path.name)}", "choose an empty folder"), open_regular(path) as file:
-            own = container.peek(file.read(container.HEADER_BYTES))[1].key == key_id
-        if not own or len(unknown) > 1:
-            raise InputError(f"{folder} holds requests that are not in {index_path(folder)}; choose an empty folder")
+def _require_own(folder: Path, before: set[str]) -> None:
+    """Reject a folder with other requests: the index names every one of our own before it is written."""
+    if any(path.name not in before for path in folder.glob(f"*{REQUEST}")):
+        raise InputError(f"{folder} holds requests that are not in {index_path(folder)}; choose an empty folder")
 
 
 def _write_plan(folder: Path, plan: Plan) -> None:

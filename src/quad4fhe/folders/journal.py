@@ -1,4 +1,4 @@
-"""Journals, and the digests that containers carry.
+"""Journals, and the digests that messages carry.
 
 A journal is the client's index of requests (in `batches`) or the manifest of a scoring run (in `run`).
 """
@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from quad4fhe.errors import InputError
-from quad4fhe.he.container import DIGEST_BYTES, check_digest
+from quad4fhe.he.message import DIGEST_BYTES, check_digest, digest
 from quad4fhe.io.files import open_own, open_regular
 
 
 def claimed_digest(path: Path) -> str:
-    """Return the SHA-256 at the end of a container, unchecked; it identifies the container."""
+    """Return the SHA-256 at the end of a message, unchecked; it identifies the message."""
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - DIGEST_BYTES))
@@ -25,13 +25,12 @@ def claimed_digest(path: Path) -> str:
 
 
 def intact_digest(path: Path) -> str | None:
-    """Return the SHA-256 at the end of a container if it matches; None if the file is missing or damaged."""
+    """Return the SHA-256 at the end of a message if it matches; None if the file is missing or damaged."""
     try:
         with open_regular(path) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            check_digest(file, size)
-        return claimed_digest(path)
+            data = file.read()
+        check_digest(data)
+        return digest(data).hex()
     except (OSError, InputError):
         return None
 
@@ -42,11 +41,11 @@ class Journal:
     A writer that is killed leaves at most one unfinished line, which the next writer cuts off.
     """
 
-    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+    def __init__(self, path: Path, head: dict[str, Any], *, private: bool = False) -> None:
         self.path = path
         self.lines: list[dict[str, Any]] = []
         try:
-            self._file = open_own(path)
+            self._file = open_own(path, private=private)
         except OSError as error:
             raise InputError(
                 f"can't use {path}: {error.strerror or error}; remove it, or choose another folder"

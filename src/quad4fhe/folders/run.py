@@ -19,12 +19,12 @@ from typing import Any, Literal
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError
 from quad4fhe.folders import worker
-from quad4fhe.folders.batches import KEYS, REPLY, REQUEST, plan_of
+from quad4fhe.folders.batches import REPLY, REQUEST, plan_of
 from quad4fhe.folders.journal import Journal, claimed_digest, intact_digest
-from quad4fhe.he import backends, container
-from quad4fhe.he.container import DIGEST_BYTES, Kind
+from quad4fhe.he import message
+from quad4fhe.he.message import DIGEST_BYTES
 from quad4fhe.io.files import file_sha256, locked, open_regular, own_folder, remove_parts, shown, writing
-from quad4fhe.layouts import layout_of
+from quad4fhe.layouts.forms import Kind
 from quad4fhe.planning.plan import Fitted, Plan
 from quad4fhe.workers.pool import Done, Workers
 from quad4fhe.workers.registry import choose
@@ -33,7 +33,6 @@ Payload = Literal["auto", "files", "bytes"]
 MANIFEST = "manifest.jsonl"
 QUARANTINE = "quarantine"
 _VERSION = 1
-_KEY_BYTES = 2**31  # limit on all clients' evaluation keys, if they are sent to every worker
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,6 @@ def score(
     workers: int | None = None,
     plan: Plan | None = None,
     payload: Payload = "auto",
-    backend: str = backends.DEFAULT,
     progress: Progress = silent,
 ) -> Score:
     """Answer every request in the folder `requests` with one reply file in `replies`; continues an interrupted run.
@@ -113,8 +111,6 @@ def score(
     payload
         "files": workers read and write the folders themselves. "bytes": everything goes through this process. "auto"
         means "files" if all workers are on this machine.
-    backend
-        The library that computes, by name; workers import it.
     progress
         Progress callback (what, done, total).
     """
@@ -123,7 +119,6 @@ def score(
     names = _requests(requests)
     plan = plan_of(requests) if plan is None else plan
     _require_fit(fit, plan, requests)
-    backends.chosen(backend)  # before the workers start
     chosen = choose(pool, workers)
     how = payload if payload != "auto" else "files" if chosen.on_this_machine else "bytes"
     head = {"quad4fhe": "replies", "version": _VERSION, "model": plan.model_id, "plan": plan.sha256.hex()}
@@ -132,9 +127,8 @@ def score(
         pending = run.pending(names, progress)
         count, lost, scoring_seconds = chosen.workers, 0, 0.0
         if pending:
-            keys = _keys(plan, run.requests, how == "bytes")
             progress("start the workers", 0, 0)
-            with chosen.open(partial(worker.Scorer, fit.model, plan.to_dict(), keys, backend)) as opened:
+            with chosen.open(partial(worker.Scorer, fit.model, plan.to_dict())) as opened:
                 count, ready = opened.workers, time.monotonic()
                 for done in opened.stream(run.tasks(pending), ahead=1):
                     run.settle(done)
@@ -209,7 +203,7 @@ class _Run:
 
     def tasks(self, names: list[str]) -> Iterator[worker.Task]:
         """Yield tasks for all files that begin like a request of this plan."""
-        size = container.size(self.plan, Kind.request)
+        size = message.size(self.plan, Kind.request)
         for name in names:
             path = self.requests / name
             if name != shown(name):
@@ -217,12 +211,12 @@ class _Run:
                 continue
             try:
                 with open_regular(path) as file:
-                    first = file.read(container.HEADER_BYTES)
-                    kind, identity = container.peek(first)
-                    if kind is not Kind.request:
-                        raise InputError(f"the container holds {kind.name}, wanted request; move it elsewhere")
-                    if not identity.belongs_to(self.plan):
-                        raise InputError(f"it was {identity.mismatch(self.plan)}; encrypt again with the wanted plan")
+                    first = file.read(message.HEADER_BYTES)
+                    head = message.peek(first)
+                    if head.kind is not Kind.request:
+                        raise InputError(f"the message is a {head.kind.name}, wanted a request; move it elsewhere")
+                    if head.plan != self.plan.sha256:
+                        raise InputError(f"it was {message.mismatch(head.plan, self.plan)}")
                     # Read one byte more than there should be, so that the worker rejects a file that is too long.
                     data = first + file.read(size + 1 - len(first)) if self.send else None
                 digest = claimed_digest(path) if data is None else data[-DIGEST_BYTES:].hex()
@@ -232,7 +226,7 @@ class _Run:
                 self._fail(name, f"can't be read: {error.strerror or error}")
             else:
                 reply = None if data is not None else str(self._reply(name))
-                yield worker.Task(name, str(path) if data is None else data, digest, identity.key, reply)
+                yield worker.Task(name, str(path) if data is None else data, digest, reply)
 
     def settle(self, done: Done) -> None:
         """Record the result of a task."""
@@ -255,7 +249,7 @@ class _Run:
                 self._fail(task.name, "its reply was damaged on the way from the worker; run again")
                 return
             try:
-                worker.write_reply(self._reply(task.name), [result.data])
+                worker.write_reply(self._reply(task.name), result.data)
             except worker.ReplyFolderError as error:
                 raise InputError(f"{error}; make room, then run again: {self.answered} are done") from None
         elif _hash(self.requests / task.name, claimed_digest) != task.sha256:
@@ -265,7 +259,7 @@ class _Run:
         self.manifest.add(line | {"sha256": result.sha256, "bytes": result.size})
         self.answered += 1
         self.settled += 1
-        self.bytes_in += container.size(self.plan, Kind.request)
+        self.bytes_in += message.size(self.plan, Kind.request)
         self.bytes_out += result.size
 
     def _quarantine(self, name: str, reason: str) -> None:
@@ -304,37 +298,6 @@ def _requests(folder: Path) -> list[str]:
     if not names:
         raise InputError(f"{folder} has no files named *{REQUEST}; make some with: quad4fhe query FOLDER DATA --plan")
     return names
-
-
-def _keys(plan: Plan, folder: Path, send: bool) -> dict[bytes, worker.Source]:
-    """Find every client's evaluation keys, as paths or bytes; files that are not keys of this plan are skipped."""
-    found: dict[bytes, worker.Source] = {}
-    files: dict[bytes, str] = {}
-    if not layout_of(plan).has_keys(plan):
-        return found
-    size = container.size(plan, Kind.keys)
-    for path in sorted(folder.glob(f"*{KEYS}")):
-        try:
-            with open_regular(path) as file:
-                first = file.read(container.HEADER_BYTES)
-                kind, identity = container.peek(first)
-                if kind is not Kind.keys or not identity.belongs_to(plan):
-                    continue
-                source = first + file.read(size + 1 - len(first)) if send else str(path)
-        except (InputError, OSError):
-            continue  # the requests that need these keys will report them as missing
-        if identity.key in found:
-            raise InputError(
-                f"{shown(path.name)} and {files[identity.key]} both hold keys of client {identity.key.hex()}; keep the "
-                "one that this client sent, then run again"
-            )
-        found[identity.key], files[identity.key] = source, shown(path.name)
-        if send and size * len(found) > _KEY_BYTES:
-            raise InputError(
-                f"more than {_KEY_BYTES / 1e9:.1f} GB of evaluation keys would go to each worker; put the folder where "
-                "all workers can read it and use payload files, or score fewer clients at a time"
-            )
-    return found
 
 
 @contextmanager

@@ -132,8 +132,7 @@ def _check(plan: Plan, known: Known, count: int) -> None:
     if not layout_of(plan).canaries:
         fitting = " or ".join(each.name for each in LAYOUTS if each.canaries)
         raise InputError(
-            f"canaries are for layout {fitting}, where a request has thousands of slots; make a key for such a plan: "
-            f"quad4fhe keygen own.key --server URL --layout {fitting}, then query --key own.key"
+            f"canaries are for layout {fitting}, where a request has thousands of slots; take a plan of that layout"
         )
     if not 1 <= count < plan.per_request:
         raise InputError(f"{count} canaries in {plan.per_request} slots; wanted at least 1, and room for samples")

@@ -28,7 +28,7 @@ from quad4fhe.planning.plan import Fitted, Plan
 class Bill:
     """The cost of an encrypted run: CPU seconds on each side, bytes each way, requests, samples moved into the box.
 
-    `setup_seconds` is what the server spends once for a plan and a client, before the first request.
+    `setup_seconds` is what the server spends once for a plan, before the first request.
 
     Compared with the same model in plaintext, `changed` decisions differ on the samples that were encrypted, and
     `changed_as_given` on the samples before they were moved into the box.
@@ -40,7 +40,6 @@ class Bill:
     server_seconds: float
     upload_bytes: int
     download_bytes: int
-    key_bytes: int
     requests: int
     clipped: int
     changed: int
@@ -56,9 +55,8 @@ class Bill:
             lines.append(("clipped", f"{self.clipped} samples lay outside the box and were moved to its edge"))
         lines.append(("changed", differ))
         traffic = f"{readable_bytes(self.upload_bytes)} up, {readable_bytes(self.download_bytes)} down"
-        keys = f", {readable_bytes(self.key_bytes)} of keys once" if self.key_bytes else ", no evaluation keys"
         several = "1 request" if self.requests == 1 else f"{self.requests} requests"
-        lines.append(("traffic", f"{traffic} in {several}{keys}"))
+        lines.append(("traffic", f"{traffic} in {several}"))
         spent = f"client {readable_seconds(self.client_seconds)}, server {readable_seconds(self.server_seconds)}"
         return [*lines, ("CPU time", f"{spent} and {readable_seconds(self.setup_seconds)} once to set up")]
 
@@ -111,22 +109,17 @@ def predict_encrypted(
     clipped = moved(checked, inside)
     started = time.process_time()
     client = Client(plan)
-    keys = client.evaluation_keys()
     ready = time.process_time()
     server = Server(fit, plan)
-    server.register(client.key_id, keys)
     setup_seconds = time.process_time() - ready
-    requests = client.stream(inside)
     total = -(-len(inside) // plan.per_request)
     rows, up, down, server_seconds, done = [np.empty((0, fit.model.outputs))], 0, 0, 0.0, 0
-    for request in requests:
-        chunks = list(request.chunks)
-        up += sum(chunk.nbytes for chunk in chunks)
+    for request in client.requests(inside):
         begin = time.process_time()
-        reply = server.evaluate(type(request)(request.identity, chunks))
+        reply = server.answer(request)
         server_seconds += time.process_time() - begin
-        down += reply.size
-        rows.append(client.decrypt(reply))
+        up, down = up + len(request), down + len(reply)
+        rows.append(client.read(reply))
         done += 1
         progress("encrypted inference", done, total)
     logits = np.concatenate(rows)
@@ -138,7 +131,6 @@ def predict_encrypted(
         server_seconds=server_seconds,
         upload_bytes=up,
         download_bytes=down,
-        key_bytes=0 if keys is None else keys.size,
         requests=done,
         clipped=clipped,
         changed=int(np.count_nonzero(decisions != fit.model.decide(inside))),

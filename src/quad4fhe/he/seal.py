@@ -1,43 +1,47 @@
-"""The SEAL backend (`layouts.backend`): contexts, keys, and ciphertexts as arrays of residues.
+"""SEAL: contexts, keys, and ciphertexts as arrays of residues.
 
 Only this file imports the SEAL binding. It reads and writes the raw bytes of ciphertexts, and rejects a SEAL version
-whose byte layout may differ. SEAL does all cryptography.
+whose byte layout may differ. SEAL makes every key and draws all noise that protects the client's data.
+
+Of an encryption only the first half is sent; the second one follows from a public seed (`layouts.masks`). SEAL encrypts
+zero, and its first half is then moved to that mask (`rebased`); docs/lift.md has the proof. Two mistakes would reveal
+the key: to show both forms of an encryption, and to use a mask for two encryptions. So SEAL's own form never leaves
+`SecretKey.zeros`, no seed can be passed in, and a mask counts as used before its encryption is made.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Callable, Iterable
+import os
+import secrets
+import threading
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import seal
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
-from quad4fhe.errors import MissingExtraError, Quad4FHEError
-from quad4fhe.he.seal_bytes import HEADER, MAGIC, PLAIN_HEADER, WANTED, Words, ciphertext_header, modulo, plain_header
+from quad4fhe.errors import Quad4FHEError
+from quad4fhe.he.seal_bytes import HEADER, PLAIN_HEADER, WANTED, Words, ciphertext_header, modulo, plain_header
 from quad4fhe.he.secrecy import forbid_core_dumps
-from quad4fhe.he.seeded import SeededEncryptor, Seeds
-from quad4fhe.layouts.encoding import Encoder, values_of
-from quad4fhe.layouts.lift.arithmetic import Arithmetic, compiled
-from quad4fhe.layouts.masks import expand
-from quad4fhe.layouts.residues import KernelName
+from quad4fhe.layouts.encoding import Encoder
+from quad4fhe.layouts.lift._compiled import exact
+from quad4fhe.layouts.masks import SEED_BYTES, expand_into
 from quad4fhe.planning.chains import Chain, chain
-from quad4fhe.planning.noise import transform_share
-
-_SECRET_HEADER = 88
-_AT_ONCE = 4  # polynomials per transform; more would only take more memory
 
 
 class SealError(Quad4FHEError):
     """The installed SEAL is not the one this library was written for."""
 
 
+class SeedError(Quad4FHEError):
+    """A mask would be used twice; nothing is encrypted with it."""
+
+
 class Context:
-    """A SEAL context for one chain, with its encoder and evaluator."""
+    """A SEAL context for one chain, with its encoder."""
 
     def __init__(self, chain: Chain) -> None:
         check_layout()
@@ -45,304 +49,124 @@ class Context:
         self.seal = _make(chain)
         self.encoder = seal.CKKSEncoder(self.seal)
         self.dithering = Encoder(chain.ring)
-        self.evaluator = seal.Evaluator(self.seal)
         self.parms_id = self.seal.first_parms_id()
-
-    def exact(self, kernel: KernelName = "auto") -> Arithmetic:
-        """Exact arithmetic on residues: compiled if numba is installed and wanted, else by SEAL's calls."""
-        from quad4fhe.he.seal_arithmetic import SealArithmetic  # here, because it imports this module
-
-        found = None if kernel == "numpy" else self._compiled
-        if found is None and kernel == "numba":
-            raise MissingExtraError("numba", "fast", "the compiled residue kernels")
-        return found or SealArithmetic(self)
-
-    @cached_property
-    def _compiled(self) -> Arithmetic | None:
-        return compiled(self.chain)
+        self.key_parms_id = self.seal.key_context_data().parms_id()
 
     @cached_property
     def zero_plain(self) -> Any:
         """The plaintext zero."""
-        return self.plaintext(np.zeros((len(self.chain.primes), self.chain.ring), dtype=np.uint64), 1.0)
-
-    def zero_encryptor(self, seed: bytes, first: Words) -> Callable[[], Words]:
-        """Return a function that makes fresh encryptions of zero (2, primes, N) under a client's public key.
-
-        The second half is expanded here: a client could choose zero, and then the encryptions would hide nothing.
-        """
-        every, ring = self.chain.every, self.chain.ring
-        second = expand(seed, "key", 1, every, ring)[0]
-        body = np.ascontiguousarray(np.stack([first, second]), dtype="<u8")
-        header = ciphertext_header(self.seal.key_context_data().parms_id(), 2, len(every), ring, 1.0)
-        encryptor = seal.Encryptor(self.seal, self.seal.from_public_str(header + body.tobytes()))
-        return lambda: words(encryptor.encrypt_zero())
-
-    def encode(self, values: Array, scale: float, parms_id: Any = None) -> Any:
-        """Encode at the level of `parms_id`, by switching down: the binding encodes only at the first level."""
-        plain = self.encoder.encode(np.ascontiguousarray(values, dtype=np.float64), scale)
-        if parms_id is not None and parms_id != self.parms_id:
-            self.evaluator.mod_switch_to_inplace(plain, parms_id)
-        return plain
-
-    def dithered(self, values: Array, scale: float, drops: int = 0, reach: float | None = None) -> list[Any]:
-        """Encode real slots (r, N/2) into plaintexts with random rounding.
-
-        `reach` bounds the slots. A client passes the bound of its plan's box: the two branches below take different
-        times, which a server can measure, so the choice between them must not depend on the samples.
-
-        Whole coefficients are transformed directly. Without numba, SEAL's encoder is quicker at it: its input is so
-        close to whole coefficients that it rounds to exactly those, if they are small enough.
-        """
-        whole, added = self.dithering.encode(values, scale)
-        if reach is None:
-            size = float(np.abs(whole).max(initial=0.0))
-            norm = size * math.sqrt(self.chain.ring)
-        else:  # the norm of the coefficients is at most the largest slot
-            size = norm = reach * scale + math.sqrt(self.chain.ring)
-        if self._compiled is None and drops == 0 and norm * transform_share(self.chain.ring) < 0.25:
-            # The binding ignores the strides of an array, so it must be contiguous.
-            near = np.ascontiguousarray(values + values_of(added) / scale)
-            return [self.encoder.encode_complex(row, scale) for row in near]
-        return [self.plaintext(words, scale, drops) for words in self.residues(whole, drops, size)]
-
-    def residues(self, coefficients: Array, drops: int = 0, size: float | None = None) -> Words:
-        """Transform whole coefficients (r, N), as doubles, to residues in NTT form (r, primes, N).
-
-        `size` bounds the coefficients; the default is the largest. Zero polynomials take as long as others.
-        """
-        primes = self.chain.primes[: len(self.chain.primes) - drops]
-        limit = float(np.abs(coefficients).max(initial=0.0)) if size is None else size
-        if self._compiled is not None:
-            return self._compiled.to_ntt(modulo(coefficients, primes, limit))
-        out = np.empty((len(coefficients), len(primes), self.chain.ring), dtype=np.uint64)
-        zero: NDArray[np.bool_] = np.all(coefficients == 0, axis=1)
-        for start in range(0, len(coefficients), _AT_ONCE):
-            rows = np.arange(start, min(start + _AT_ONCE, len(coefficients)))
-            # SEAL needs two polynomials or more, and none may be zero: repeat a single one, replace zero with one.
-            pair = rows if len(rows) > 1 else np.repeat(rows, 2)
-            given = coefficients[pair]
-            given[zero[pair], 0] = 1.0
-            transformed = _to_ciphertext(self.seal, self.level(drops), modulo(given, primes, limit), 1.0, ntt=False)
-            self.evaluator.transform_to_ntt_inplace(transformed)
-            out[rows] = words(transformed)[: len(rows)]
-        out[zero] = 0
-        return out
-
-    def plaintext(self, words: Words, scale: float, drops: int = 0) -> Any:
-        """Make a plaintext from its residues (primes, N) in NTT form."""
+        words = np.zeros((len(self.chain.primes), self.chain.ring), dtype=np.uint64)
         out = seal.Plaintext()
-        out.load_bytes(self.seal, plain_header(self.level(drops), words.size, scale) + words.tobytes())
+        out.load_bytes(self.seal, plain_header(self.parms_id, words.size, 1.0) + words.tobytes())
         return out
 
-    def level(self, drops: int) -> Any:
-        """The parms_id of the chain without its last `drops` primes."""
-        data = self.seal.get_context_data(self.parms_id)
-        for _ in range(drops):
-            data = data.next_context_data()
-        return data.parms_id()
+    def encoded(self, values: Array, scale: float, reach: float) -> Words:
+        """Real slots (r, N/2) as residues in NTT form (r, primes, N), their coefficients rounded at random.
 
-    def ciphertext(self, words: NDArray[Any], scale: float, drops: int = 0) -> Any:
+        `reach` bounds the slots over the plan's box: how coefficients are reduced may depend on it, which takes
+        different times, but not on the samples.
+        """
+        whole, _ = self.dithering.encode(values, scale)
+        return exact(self.chain).to_ntt(modulo(whole, self.chain.primes, reach * scale + math.sqrt(self.chain.ring)))
+
+    def ciphertext(self, words: NDArray[Any], scale: float) -> Any:
         """Rebuild a ciphertext from canonical residues (polynomials, primes, N); SEAL checks them again."""
-        return _to_ciphertext(self.seal, self.level(drops), words, scale)
+        return _to_ciphertext(self.seal, self.parms_id, words, scale)
 
-    def transformed(self, polynomials: Words, *, back: bool) -> Words:
-        """Transform two or more polynomials (primes, N), the second not zero, to NTT form or `back` to coefficients."""
-        turned = _to_ciphertext(self.seal, self.parms_id, polynomials, 1.0, ntt=back)
-        step = self.evaluator.transform_from_ntt_inplace if back else self.evaluator.transform_to_ntt_inplace
-        step(turned)
-        return words(turned)
 
-    def words(self, x: Any) -> Words:
-        """The residues (polynomials, primes, N) of a ciphertext, read-only."""
-        return words(x)
-
-    def is_zero(self, plain: Any) -> bool:
-        """Whether a plaintext is zero."""
-        return bool(plain.is_zero())
-
-    def scaled(self, x: Any, scale: float) -> Any:
-        """Set the scale of a ciphertext, in place."""
-        x.scale(scale)
-        return x
-
-    def add(self, x: Any, y: Any) -> Any:
-        """Add y to x in place, at the scale of x."""
-        y.scale(x.scale())
-        self.evaluator.add_inplace(x, y)
-        return x
-
-    def add_plain(self, x: Any, plain: Any) -> Any:
-        """Add a plaintext to x in place."""
-        self.evaluator.add_plain_inplace(x, plain)
-        return x
-
-    def multiply_plain(self, x: Any, plain: Any) -> Any:
-        """A new ciphertext x * plain."""
-        return self.evaluator.multiply_plain(x, plain)
-
-    def rescale(self, x: Any) -> Any:
-        """Divide x by the last prime of its chain, in place."""
-        self.evaluator.rescale_to_next_inplace(x)
-        return x
-
-    def square(self, x: Any, keys: tuple[Any, Any]) -> Any:
-        """A new ciphertext x * x, relinearised."""
-        out = self.evaluator.square(x)
-        self.evaluator.relinearize_inplace(out, keys[0])
-        return out
-
-    def rotate(self, x: Any, step: int, keys: tuple[Any, Any]) -> Any:
-        """A new ciphertext with the slots of x rotated left by `step`."""
-        return self.evaluator.rotate_vector(x, step, keys[1])
-
-    def switching_keys(self, words: Words, steps: list[int]) -> tuple[Any, Any]:
-        """Make relinearisation and Galois keys from residues (1 + steps, primes, 2, primes + 1, N).
-
-        This writes the framing that SEAL reads; none of it comes from the sender.
-        """
-        relin = self.seal.from_relin_str(self._switching_bytes(words[:1], [0], single=True))
-        return relin, self.seal.from_galois_str(self._switching_bytes(words[1:], steps))
-
-    def switching_words(self, data: bytes, steps: list[int], *, single: bool = False) -> Words:
-        """Read residues (steps, primes, 2, primes + 1, N) from Galois keys, or relinearisation keys (`single`).
-
-        The chain and the steps determine the framing between residues; raises SealError if it differs.
-        """
-        shape = self._switching_shape(len(steps))
-        out = np.empty(shape, dtype=np.uint64)
-        pieces, total = self._framing(steps, single)
-        whole = len(data) == total
-        start = 0
-        for piece, place in pieces:
-            whole = whole and data[start : start + len(piece)] == piece
-            start += len(piece)
-            if whole and place is not None:
-                words = np.frombuffer(data, dtype="<u8", count=math.prod(shape[2:]), offset=start)
-                out[place] = words.reshape(shape[2:])
-                start += words.nbytes
-        if not whole:
-            raise SealError("SEAL's key bytes do not have the layout this library expects; report the SEAL build")
-        return out
-
-    def _switching_bytes(self, words: Words, steps: list[int], *, single: bool = False) -> bytes:
-        """Serialise the result of `switching_words` for SEAL."""
-        pieces, _ = self._framing(steps, single)
-        out = []
-        for piece, place in pieces:
-            out.append(piece)
-            if place is not None:
-                out.append(np.ascontiguousarray(words[place], dtype="<u8").tobytes())
-        return b"".join(out)
-
-    def _switching_shape(self, keys: int) -> tuple[int, int, int, int, int]:
-        primes = len(self.chain.primes)
-        return keys, primes, 2, primes + 1, self.chain.ring
-
-    def _framing(self, steps: list[int], single: bool) -> tuple[list[tuple[bytes, tuple[int, int] | None]], int]:
-        """SEAL's framing in pieces, each with the index of the residues that follow it; and the total length."""
-        _, primes, size, every, ring = self._switching_shape(len(steps))
-        parms_id = self.seal.key_context_data().parms_id()
-        # A Galois key lies at the index of its automorphism x -> x^(3^step).
-        index = {0: 0} if single else {(pow(3, step, 2 * ring) - 1) // 2: i for i, step in enumerate(steps)}
-        rows = 1 if single else ring
-        body = ciphertext_header(parms_id, size, every, ring, 1.0)
-        one = len(body) + 8 * size * every * ring
-        total = 16 + 32 + 8 + 8 * rows + len(steps) * primes * one
-        pieces: list[tuple[bytes, tuple[int, int] | None]] = []
-        pending = struct.pack("<HBBBBHQ4QQ", MAGIC, 16, *WANTED, 0, 0, total, *parms_id, rows)
-        for row in range(rows):
-            if row not in index:
-                pending += struct.pack("<Q", 0)
-                continue
-            pending += struct.pack("<Q", primes)
-            for digit in range(primes):
-                pieces.append((pending + body, (index[row], digit)))
-                pending = b""
-        return [*pieces, (pending, None)], total
+@cache
+def context(chain: Chain) -> Context:
+    """The context of a chain; making one takes longer than a question."""
+    return Context(chain)
 
 
 class SecretKey:
-    """A secret key, fresh or from the bytes that `keys` stored, and the operations that need it."""
+    """The secret key of one request and its public seed; or, from the bytes of `to_bytes`, what reads the reply.
+
+    It can't be copied, sent, or used in a forked process, since masks would repeat.
+    """
 
     def __init__(self, context: Context, kept: bytes | None = None) -> None:
         forbid_core_dumps()
         self.context = context
-        self._generator = _invertible(context) if kept is None else _kept(context, kept)
-        self._key = self._generator.secret_key()
-        self._encryptor = seal.Encryptor(context.seal, self._key)
-        self._decryptor = seal.Decryptor(context.seal, self._key)
-        self._seeds = Seeds()
+        self._known: NDArray[np.int8] | None = None
+        if kept is None:
+            self._key = seal.KeyGenerator(context.seal).secret_key()
+            self._encryptor = seal.Encryptor(context.seal, self._key)
+            self._seed = secrets.token_bytes(SEED_BYTES)
+        else:
+            self._encryptor, self._seed = None, b""
+            self._known = _unpacked(kept, context.chain.ring)
+            self._key = _secret(context, self._known)
+        self._used, self._process, self._lock = 0, os.getpid(), threading.Lock()
 
-    @staticmethod
-    def size(chain: Chain) -> int:
-        """The number of bytes that `to_bytes` returns."""
-        return _SECRET_HEADER + 8 * len(chain.every) * chain.ring
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("only one key may use a seed, so it can't be copied, pickled or sent")
+
+    @property
+    def seed(self) -> bytes:
+        """The public seed, from which the second halves of all encryptions of this key follow."""
+        return self._seed
+
+    def zeros(self, count: int) -> Words:
+        """The first halves (count, primes, N) of fresh encryptions of zero, whose second halves are the next masks."""
+        if self._encryptor is None:
+            raise SeedError("a key that was read from bytes reads a reply and encrypts nothing more")
+        if self._process != os.getpid():  # before the lock: it may have been taken when the process forked
+            raise SeedError("this request was begun in another process; encrypt it again here")
+        chain = self.context.chain
+        with self._lock:
+            number, self._used = self._used, self._used + count
+        masks = np.empty((count, len(chain.primes), chain.ring), dtype=np.uint64)
+        expand_into(masks, self.seed, number, chain.primes)
+        fresh = (words(self._encryptor.encrypt_symmetric(self.context.zero_plain)) for _ in range(count))
+        return exact(chain).rebased(fresh, masks, self._values)
+
+    def decrypt(self, words: NDArray[Any], scale: float) -> Array:
+        """Decrypt a ciphertext (polynomials, primes, N) to its N/2 slots."""
+        plain = self._decryptor.decrypt(self.context.ciphertext(words, scale))
+        slots: Array = self.context.encoder.decode(plain)
+        return slots
 
     def to_bytes(self) -> bytes:
-        """The secret itself, for `keys` to store; no message can carry it."""
-        out: bytes = self._key.to_string()
-        return out
-
-    def encrypt(self, values: Array, scale: float) -> Any:
-        """Encrypt up to N/2 real values symmetrically."""
-        return self._encryptor.encrypt_symmetric(self.context.encode(values, scale))
-
-    def encrypt_plain(self, plain: Any) -> Words:
-        """Encrypt a plaintext symmetrically: residues (2, primes, N)."""
-        return words(self._encryptor.encrypt_symmetric(plain))
-
-    def seeded(self) -> SeededEncryptor:
-        """An encryptor with a fresh public seed, from which the second halves of its ciphertexts follow."""
-        return SeededEncryptor(self._seeds, self.encrypt_plain, self._rebased, self.context.chain)
-
-    def seeded_zeros(self, count: int) -> tuple[bytes, Words]:
-        """Make encryptions of zero under a fresh public seed; returns it and their first halves (count, primes, N)."""
-        fresh = self.seeded()
-        return fresh.seed, fresh.encrypt([self.context.zero_plain] * count)
-
-    def seeded_public_key(self) -> tuple[bytes, Words]:
-        """Make a public key with its second half from a fresh public seed; returns it and the first (all primes, N)."""
-        every, ring = self.context.chain.every, self.context.chain.ring
-        seed = self._seeds.fresh()
-        masks = expand(seed, "key", 1, every, ring)
-        made = self._generator.create_public_key().to_string()
-        whole = np.frombuffer(made, dtype="<u8", offset=HEADER).reshape(1, 2, len(every), ring)
-        return seed, self._rebased(whole, masks)[0]
-
-    def _rebased(self, made: Iterable[Words], masks: Words) -> Words:
-        """c0 + (c1 - mask) s; whoever sees `made` as well can solve for the secret."""
-        return self._exact.rebased(made, masks, self._values)
+        """The secret itself, for who reads the reply in another process; no message can carry it."""
+        return np.packbits(np.stack([self.ternary == 1, self.ternary == -1])).tobytes()
 
     @cached_property
-    def _exact(self) -> Arithmetic:
-        return self.context.exact()
+    def _decryptor(self) -> Any:
+        return seal.Decryptor(self.context.seal, self._key)
 
     @cached_property
     def _values(self) -> Words:
         """The secret modulo every prime, in NTT form."""
         every, ring = self.context.chain.every, self.context.chain.ring
-        return np.frombuffer(self.to_bytes(), dtype="<u8", offset=_SECRET_HEADER).reshape(len(every), ring)
+        return np.frombuffer(self._key.to_string(), dtype="<u8", offset=PLAIN_HEADER).reshape(len(every), ring)
 
     @cached_property
     def ternary(self) -> NDArray[np.int8]:
         """The secret's coefficients (N,), each -1, 0 or 1, for layouts that decrypt single coefficients."""
+        if self._known is not None:
+            return self._known
         q = self.context.chain.primes[0]
-        found = self._exact.from_ntt(self._values[None, : len(self.context.chain.primes)])[0, 0]
+        found = exact(self.context.chain).from_ntt(self._values[None, :1])[0, 0]
         return np.where(found == q - 1, -1, found.astype(np.int64)).astype(np.int8)
 
-    def decrypt(self, ciphertext: Any) -> Array:
-        """Decrypt the N/2 slots of a ciphertext."""
-        slots: Array = self.context.encoder.decode(self._decryptor.decrypt(ciphertext))
-        return slots
 
-    def switching_words(self, steps: list[int]) -> Words:
-        """Make relinearisation and Galois keys, as residues (1 + steps, primes, 2, primes + 1, N)."""
-        relin = self._generator.create_relin_keys().to_string()
-        galois = seal.GaloisKeys()
-        self._generator.create_galois_keys(steps, galois)
-        read = self.context.switching_words
-        return np.concatenate([read(relin, [0], single=True), read(galois.to_string(), steps)])
+def _unpacked(kept: bytes, ring: int) -> NDArray[np.int8]:
+    if len(kept) != ring // 4:
+        raise ValueError(f"a secret of {len(kept)} bytes, wanted {ring // 4}")
+    bits = np.unpackbits(np.frombuffer(kept, dtype=np.uint8)).reshape(2, ring).astype(np.int8)
+    out: NDArray[np.int8] = bits[0] - bits[1]
+    return out
+
+
+def _secret(context: Context, ternary: NDArray[np.int8]) -> Any:
+    """SEAL's key with these coefficients."""
+    every = context.chain.every
+    residues = np.stack([np.mod(ternary.astype(np.int64), q).astype(np.uint64) for q in every])
+    values = exact(context.chain).to_ntt(residues[None])[0]
+    header = plain_header(context.key_parms_id, values.size, 1.0)
+    return context.seal.from_secret_str(header + np.ascontiguousarray(values, dtype="<u8").tobytes())
 
 
 def words(ciphertext: Any) -> Words:
@@ -351,33 +175,11 @@ def words(ciphertext: Any) -> Words:
     return np.frombuffer(ciphertext.to_string(), dtype="<u8", offset=HEADER).reshape(shape)
 
 
-def _invertible(context: Context) -> Any:
-    """Make a generator with a fresh key; if the chain switches keys, the key is a unit modulo every prime.
-
-    The error bound of layout packed needs a unit: then the value that a key switch rounds is uniform modulo the special
-    prime. All but one key in 2^27 are units.
-    """
-    while True:
-        generator = seal.KeyGenerator(context.seal)
-        if not context.chain.keys or _is_unit(generator.secret_key().to_string()):
-            return generator
-
-
-def _kept(context: Context, kept: bytes) -> Any:
-    if context.chain.keys and not _is_unit(kept):
-        raise ValueError("the key is not a unit modulo every prime")
-    return seal.KeyGenerator(context.seal, context.seal.from_secret_str(kept))
-
-
-def _is_unit(key: bytes) -> bool:
-    return bool(np.frombuffer(key, dtype="<u8", offset=_SECRET_HEADER).all())
-
-
-def _to_ciphertext(context: Any, parms_id: Any, residues: NDArray[Any], scale: float, *, ntt: bool = True) -> Any:
+def _to_ciphertext(context: Any, parms_id: Any, residues: NDArray[Any], scale: float) -> Any:
     size, primes, ring = residues.shape
     body = np.ascontiguousarray(residues, dtype="<u8").tobytes()
     ciphertext = seal.Ciphertext()
-    ciphertext.load_bytes(context, ciphertext_header(parms_id, size, primes, ring, scale, ntt=ntt) + body)
+    ciphertext.load_bytes(context, ciphertext_header(parms_id, size, primes, ring, scale) + body)
     return ciphertext
 
 
@@ -428,18 +230,3 @@ def check_layout() -> None:
     words_in = np.frombuffer(plain.to_bytes(), dtype="<u8", offset=PLAIN_HEADER)
     if plain_header(context.first_parms_id(), words_in.size, 2.0**24) + words_in.tobytes() != plain.to_bytes():
         raise SealError("SEAL's plaintext bytes do not lie where this library reads them; report the SEAL build")
-
-
-class SealBackend:
-    """SEAL as a `layouts.backend.Backend`."""
-
-    name = "SEAL"
-    # The binding turns C++ exceptions into these. A MemoryError is not caught: it is not the client's fault.
-    errors: tuple[type[Exception], ...] = (ValueError, RuntimeError, IndexError, ArithmeticError, SealError)
-
-    def context(self, chain: Chain) -> Context:
-        """A context for one chain."""
-        return Context(chain)
-
-
-BACKEND = SealBackend()

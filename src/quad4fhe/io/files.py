@@ -205,9 +205,12 @@ def remove_parts(folder: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def open_own(path: Path) -> BinaryIO:
-    """Open or create a file to append to; raise OSError if it is a link or has a second name (hard link)."""
-    handle = _descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+def open_own(path: Path, *, private: bool = False) -> BinaryIO:
+    """Open or create a file to append to; raise OSError if it is a link or has a second name (hard link).
+
+    If it is created `private`, only its owner can open it.
+    """
+    handle = _descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600 if private else 0o666)
     if os.fstat(handle).st_nlink > 1:
         os.close(handle)
         raise OSError(errno.EMLINK, "it has a second name (hard link), whose content would change", str(path))
@@ -242,13 +245,13 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _descriptor(path: Path, flags: int) -> int:
+def _descriptor(path: Path, flags: int, mode: int = 0o666) -> int:
     try:
         if stat.S_ISLNK(os.lstat(path).st_mode):  # for a clear message, and for systems without O_NOFOLLOW
             raise OSError(errno.ELOOP, _LINK, str(path))
     except FileNotFoundError:
         pass
-    handle = os.open(path, flags | _NO_LINK, 0o666)
+    handle = os.open(path, flags | _NO_LINK, mode)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

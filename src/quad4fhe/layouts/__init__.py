@@ -21,7 +21,6 @@ LAYOUTS: Registry[Layout] = Registry(
     "layout",
     {
         "batch": "quad4fhe.layouts.batch.layout:LAYOUT",
-        "packed": "quad4fhe.layouts.packed.layout:LAYOUT",
         "lift": "quad4fhe.layouts.lift.layout:LAYOUT",
     },
 )

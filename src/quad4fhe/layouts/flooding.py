@@ -14,33 +14,22 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quad4fhe.planning.chains import Chain
-
 Words = NDArray[np.uint64]
 LARGEST_NOISE = 21  # of one coefficient of SEAL's noise: a difference of two counts among 21 bits
 LEAST_SECURITY = 40
 MOST_SECURITY = 128
+_TAIL = 14.5  # deviations
 _LIMB = 24  # bits; with a prime of 32 bits, 2^8 products fit a word
 
 
-def zero_noise(chain: Chain, degree: int = 1) -> float:
-    """The largest coefficient of a fresh encryption of zero under a public key, with s, u ternary and |e| <= 21.
+def zero_noise(ring: int, degree: int = 1) -> float:
+    """What no coefficient of the server's own encryption of zero decrypts to, but for 2^-150.
 
-    (e u + e0 + e1 s) / P and the roundings of both halves, with a special prime P; without one the sum itself. An
-    encryption of `degree` is the sum of s^i times encryptions of degree 1, and s^i multiplies noise by at most N^i.
+    That is e1 s - e u. Whatever the client's s (ternary) and e (21 at most) are, the server draws u and e1 after them,
+    with mean zero and variances 2/3 and 10.5; both are strictly sub-Gaussian. An encryption of `degree` is the sum of
+    s^i times encryptions of degree 1, and s^i multiplies noise by at most N^i.
     """
-    whole = LARGEST_NOISE * (2.0 * chain.ring + 1)
-    one = whole if chain.special is None else whole / chain.special + (chain.ring + 1) / 2
-    return one * sum(float(chain.ring) ** i for i in range(degree))
-
-
-def blinding_deviation(ring: int, degree: int = 1) -> float:
-    """The largest deviation of a coefficient that the server's own encryption of zero decrypts to.
-
-    That is e1 s - e u. Whatever the client's s (ternary) and e (21 at most) are, u and e1 are drawn by the server after
-    them, with mean zero and variances 2/3 and 10.5. Higher degrees as in `zero_noise`.
-    """
-    one = math.sqrt(ring * (LARGEST_NOISE**2 * 2 / 3 + LARGEST_NOISE / 2))
+    one = _TAIL * math.sqrt(ring * (LARGEST_NOISE**2 * 2 / 3 + LARGEST_NOISE / 2))
     return one * sum(float(ring) ** i for i in range(degree))
 
 

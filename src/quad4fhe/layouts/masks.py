@@ -1,7 +1,7 @@
 """Uniform polynomials from a public seed: the half of a ciphertext that need not travel.
 
-The seed is an AES-256 key. The stream of one ciphertext and prime is counter mode from the block (purpose, number of
-the ciphertext, number of the prime, 0), four bytes each. It is read as words of whole bytes, cut to the bit length of
+The seed is an AES-256 key. The stream of one ciphertext and prime is counter mode from the block (0, number of the
+ciphertext, number of the prime, 0), four bytes each. It is read as words of whole bytes, cut to the bit length of
 the prime; words that are not below the prime are skipped. The proof takes AES for an ideal cipher, as FrodoKEM and
 Kyber-90s do for their public matrices.
 """
@@ -10,36 +10,35 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from quad4fhe.errors import InputError
-from quad4fhe.layouts.bits import kernels, pack, packed_bytes, unpack
+from quad4fhe.layouts.bits import pack, packed_bytes, unpack
+from quad4fhe.layouts.lift import _kernels_numba as kernels
 
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]
-Purpose = Literal["request", "key"]
 SEED_BYTES = 32
-_PURPOSES = {"request": 0, "key": 1}
 _SPARE = 16  # words beyond the expected number, so that a second reading is rare
 
 
-def expand(seed: bytes, purpose: Purpose, count: int, primes: Sequence[int], ring: int) -> Words:
+def expand(seed: bytes, count: int, primes: Sequence[int], ring: int) -> Words:
     """Residues (count, primes, N) in NTT form, even over each prime: the masks of the first `count` ciphertexts."""
     out = np.empty((count, len(primes), ring), dtype=np.uint64)
-    expand_into(out, seed, purpose, 0, primes)
+    expand_into(out, seed, 0, primes)
     return out
 
 
-def expand_into(out: NDArray[Any], seed: bytes, purpose: Purpose, first: int, primes: Sequence[int]) -> None:
+def expand_into(out: NDArray[Any], seed: bytes, first: int, primes: Sequence[int]) -> None:
     """The masks of the ciphertexts from number `first` on, into `out` (count, primes, N) of any wide enough type."""
     cipher = algorithms.AES(seed)
     for number, mask in enumerate(out, first):
         for place, q in enumerate(primes):
-            _even(cipher, struct.pack(">4I", _PURPOSES[purpose], number, place, 0), q, mask[place])
+            _even(cipher, struct.pack(">4I", 0, number, place, 0), q, mask[place])
 
 
 def _even(cipher: algorithms.AES, start: bytes, q: int, out: NDArray[Any]) -> None:
@@ -55,19 +54,12 @@ def _even(cipher: algorithms.AES, start: bytes, q: int, out: NDArray[Any]) -> No
 
 def _put_below(stream: bytes, width: int, bits: int, q: int, out: NDArray[Any]) -> int:
     """Put the words of `width` bytes, cut to `bits` bits, that are below q into `out` (n,); returns how many it got."""
-    mask, compiled = (1 << bits) - 1, kernels()
-    if compiled is None:
-        padded = np.zeros((len(stream) // width, 8), dtype=np.uint8)
-        padded[:, :width] = np.frombuffer(stream, dtype=np.uint8, count=padded.shape[0] * width).reshape(-1, width)
-        found = padded.reshape(-1).view("<u8") & np.uint64(mask)
-        found = found[found < q][: out.size]
-        out[: found.size] = found
-        return found.size
+    mask = (1 << bits) - 1
     if width in (4, 8) and q > 0.9 * mask:
         kind = np.dtype(f"u{width}").type
-        return int(compiled.mostly_below(np.frombuffer(stream, dtype=f"<u{width}"), kind(mask), kind(q), out))
+        return int(kernels.mostly_below(np.frombuffer(stream, dtype=f"<u{width}"), kind(mask), kind(q), out))
     words = np.frombuffer(stream, dtype="<u8")
-    return int(compiled.below(words, 8 * width, 8 * words.size // width, np.uint64(mask), np.uint64(q), out))
+    return int(kernels.below(words, 8 * width, 8 * words.size // width, np.uint64(mask), np.uint64(q), out))
 
 
 def seeded_bytes(primes: Sequence[int], count: int) -> int:

@@ -17,7 +17,6 @@ from quad4fhe.layouts.base import Layout
 from quad4fhe.names import NONE, Names
 from quad4fhe.planning.bounds import Domain, bound
 from quad4fhe.planning.box import Room
-from quad4fhe.planning.costs import REFERENCE, Machine
 from quad4fhe.planning.fold import checked_box
 from quad4fhe.planning.plan import VERSION, Fitted, Plan, Precision
 from quad4fhe.planning.target import Choice, Question
@@ -39,7 +38,6 @@ def plan(
     box: ArrayLike | None = None,
     widen: float | None = None,
     clip: bool = False,
-    machine: Machine = REFERENCE,
 ) -> Plan:
     """Choose every encryption parameter for a fit.
 
@@ -50,16 +48,14 @@ def plan(
     samples
         How many samples are scored together.
     layout
-        How samples lie in ciphertexts: "lift" (one question on few features, no evaluation keys), "packed" (one
-        question on many features), "batch" (many samples at once, no evaluation keys), or "auto", the cheapest.
+        How samples lie in ciphertexts: "lift" (one question), "batch" (many samples at once), or "auto", the cheapest.
     precision
         "strict": no calibration decision may change, and of a quarter as many unseen ones none in 99 of 100 cases.
         "fast": at most one in a thousand.
     replies
         "private": a reply tells the client the logits at its own ciphertext and nothing else about the weights.
-        "logits": the same, without the noise of the client's encryption. "decisions": for two classes, the decision and
-        little more; the logits that a client decrypts have a random size. "plain": replies hand out the weights. By
-        default "private" in layout lift and "plain" in the others. Layout batch offers "private" too, packed does not.
+        "logits": the same, without the noise of the client's encryption. "plain": replies hand out the weights. By
+        default "private" in layout lift and "plain" in batch, which offers these two.
     X
         The calibration samples (n, d), in the order of the fit's margins. With them the error is forecast at each
         sample; without, for the whole box, which is rigorous, larger, and so costs more primes.
@@ -72,13 +68,11 @@ def plan(
         `box`. A feature that was constant gets a range too: see `_box.filled`.
     clip
         Clients of this plan move samples outside the box to its edge; by default they reject them.
-    machine
-        The speed that the forecast of time is made for.
     """
     corners, share = _box(fit, box, widen)
     question = _question(fit, samples, precision, replies, X, corners)
     found = [choice for each in _offering(layout, replies) for choice in each.search(question)]
-    return made_plan(fit, question, _best(question, layout, found), machine, share, clip=clip)
+    return made_plan(fit, question, _best(question, layout, found), share, clip=clip)
 
 
 @few_threads()
@@ -92,14 +86,13 @@ def plans(
     box: ArrayLike | None = None,
     widen: float | None = None,
     clip: bool = False,
-    machine: Machine = REFERENCE,
 ) -> list[Plan]:
     """The best plan of each layout that fits, in the order in which `plan` would take them; see there."""
     corners, share = _box(fit, box, widen)
     question = _question(fit, samples, precision, replies, X, corners)
     found = [each.search(question) for each in _offering(AUTO, replies)]
     best = [min(choices, key=_rank) for choices in found if choices] or [_best(question, AUTO, [])]
-    return [made_plan(fit, question, choice, machine, share, clip=clip) for choice in sorted(best, key=_rank)]
+    return [made_plan(fit, question, choice, share, clip=clip) for choice in sorted(best, key=_rank)]
 
 
 def _box(fit: Fitted, box: ArrayLike | None, widen: float | None) -> tuple[Array, float | None]:
@@ -166,7 +159,6 @@ def made_plan(
     fit: Fitted,
     question: Question,
     choice: Choice,
-    machine: Machine,
     share: float | None = None,
     *,
     clip: bool = False,
@@ -199,7 +191,7 @@ def made_plan(
         error=choice.error,
         calibration=int(margins.size),
         smallest_margin=float(margins.min()) if margins.size else 0.0,
-        forecast=choice.forecast(machine),
+        forecast=choice.cost,
         model_id=fit.model_id,
         promise=_promise(held, question, choice, clip=clip),
         room=Room(share, _bits_over(choice, question.box, fit.box)),
@@ -215,7 +207,7 @@ def _promise(held: HoldOut | None, question: Question, choice: Choice, *, clip: 
     if held is None or not np.array_equal(question.box, held.box):
         return None
     made = held.guarantee(max(question.shape.outputs, 2), "moved" if clip else "inside", choice.anywhere())
-    return structs.replace(made, by_class=[], reliable=made.reliable if choice.scores else None)
+    return structs.replace(made, by_class=[], reliable=made.reliable)
 
 
 def _outlier_bits(question: Question, choice: Choice) -> float | None:

@@ -23,17 +23,14 @@ MOST_PRIMES = 55  # 881 bits at N = 32768, where a prime 2 N k + 1 has at least 
 
 @dataclass(frozen=True)
 class Chain:
-    """A ring of degree N, the primes of its ciphertexts, and the special prime that SEAL keeps for key switching.
+    """A ring of degree N, and the primes of its ciphertexts.
 
-    `keys` says whether evaluation keys exist. They are the only samples modulo Q P, so the special prime P counts
-    against the security table only with them. Without keys P is never used; SEAL asks for one as soon as there are two
-    primes, so it is the smallest. A single prime needs none (`special` is None).
+    SEAL asks for one more prime, the special one, as soon as there are two. Nothing here is ever a sample modulo it, so
+    the security table does not count it, and it is the smallest there is.
     """
 
     ring: int
     primes: tuple[int, ...]
-    special: int | None
-    keys: bool
 
     def __post_init__(self) -> None:
         if self.ring not in SECURE_BITS:
@@ -41,10 +38,8 @@ class Chain:
         if len(self.primes) > MOST_PRIMES:  # before multiplying them: an untrusted plan may have a million
             raise InputError(f"a chain of {len(self.primes)} primes; the security table has room for {MOST_PRIMES}")
         if len(set(self.every)) != len(self.every) or not self.primes:
-            raise InputError(f"a chain needs one or more distinct primes and a special prime, got {self.every}")
-        if self.special is None and (self.keys or len(self.primes) > 1):
-            raise InputError("only a chain of one prime, without evaluation keys, does without a special prime")
-        for q in self.every:
+            raise InputError(f"a chain needs one or more distinct primes, none of them SEAL's own, got {self.every}")
+        for q in self.primes:
             if q % (2 * self.ring) != 1 or not is_prime(q):
                 raise InputError(f"{q} is not a prime of the form {2 * self.ring} k + 1")
         if self.bits > SECURE_BITS[self.ring]:
@@ -54,7 +49,7 @@ class Chain:
             )
         if self.all_bits > SEAL_BITS[self.ring]:
             raise InputError(
-                f"SEAL refuses {self.all_bits} bits at ring {self.ring}, special prime included: "
+                f"SEAL refuses {self.all_bits} bits at ring {self.ring}, its special prime included: "
                 f"at most {SEAL_BITS[self.ring]}; take a larger ring or fewer bits"
             )
 
@@ -65,50 +60,33 @@ class Chain:
 
     @cached_property
     def modulus(self) -> int:
-        """Q, the product of the primes without the special one."""
+        """Q, the product of the primes."""
         return math.prod(self.primes)
 
     @cached_property
     def every(self) -> tuple[int, ...]:
-        """All primes in SEAL's order: the special one, if there is one, comes last."""
-        return self.primes if self.special is None else (*self.primes, self.special)
+        """All primes in SEAL's order: the special one, if SEAL needs it, comes last."""
+        return self.primes if len(self.primes) == 1 else (*self.primes, smallest_prime(self.ring))
 
     @cached_property
     def bits(self) -> int:
-        """Bits of the largest modulus of a sample under the secret, which the security table limits."""
-        return math.prod(self.every if self.keys else self.primes).bit_length()
+        """Bits of the modulus of every sample under the secret, which the security table limits."""
+        return self.modulus.bit_length()
 
     @cached_property
     def all_bits(self) -> int:
-        """Bits of all primes together, used or not, which SEAL's own table limits; others call this log Q."""
+        """Bits of all primes together, which SEAL's own table limits."""
         return math.prod(self.every).bit_length()
 
-    @property
-    def switching_prime(self) -> int:
-        """The special prime, for a chain that switches keys."""
-        if self.special is None or not self.keys:
-            raise InputError("this chain has no evaluation keys, so it can't rotate or relinearise")
-        return self.special
+
+def chain(ring: int, prime_bits: tuple[int, ...]) -> Chain:
+    """The chain of the largest primes of the given sizes."""
+    found = {bits: list(largest_primes(ring, bits, prime_bits.count(bits))) for bits in set(prime_bits)}
+    return Chain(ring, tuple(found[bits].pop(0) for bits in prime_bits))
 
 
-def chain(ring: int, prime_bits: tuple[int, ...], special_bits: int | None = None) -> Chain:
-    """The chain of the largest primes of the given sizes.
-
-    With `special_bits` it has evaluation keys. Without, it has none, and the smallest special prime; a single prime
-    needs no special prime.
-    """
-    wanted = {bits: prime_bits.count(bits) for bits in prime_bits}
-    if special_bits is not None:
-        wanted[special_bits] = wanted.get(special_bits, 0) + 1
-    found = {bits: list(largest_primes(ring, bits, count)) for bits, count in wanted.items()}
-    # The largest of its size becomes the special prime: key switching divides its noise by it.
-    unused = None if len(prime_bits) == 1 else smallest_prime(ring)
-    special = unused if special_bits is None else found[special_bits].pop(0)
-    return Chain(ring, tuple(found[bits].pop(0) for bits in prime_bits), special, special_bits is not None)
-
-
-def keyless_bits(ring: int) -> int:
-    """How many bits the primes of a chain without evaluation keys may have."""
+def most_bits(ring: int) -> int:
+    """How many bits the primes of a chain may have."""
     return min(SECURE_BITS[ring], SEAL_BITS[ring] - smallest_prime(ring).bit_length())
 
 

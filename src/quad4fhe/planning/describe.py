@@ -22,7 +22,7 @@ def describe(plan: Plan) -> str:
 
 def table(plans: list[Plan]) -> str:
     """One line per plan: its cost, and whether it keeps every calibration decision."""
-    head = ("layout", "replies", "kept", "ring", "client", "server", "up", "down", "keys, once")
+    head = ("layout", "replies", "kept", "ring", "client", "server", "up", "down")
     rows = [head]
     for plan in plans:
         bill = plan.forecast
@@ -36,7 +36,6 @@ def table(plans: list[Plan]) -> str:
                 readable_seconds(bill.server_seconds),
                 readable_bytes(bill.upload_bytes),
                 readable_bytes(bill.download_bytes),
-                readable_bytes(bill.key_bytes) if bill.key_bytes else "none",
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
@@ -66,9 +65,8 @@ def _told(plan: Plan) -> list[str]:
 
 def _security(plan: Plan) -> list[str]:
     primes = "+".join(str(q.bit_length()) for q in plan.chain.primes)
-    special = f" and a special prime of {plan.chain.switching_prime.bit_length()}" if plan.chain.keys else ""
     return [
-        f"ring N = {plan.chain.ring}, primes of {primes} bits{special}: "
+        f"ring N = {plan.chain.ring}, primes of {primes} bits: "
         f"{plan.chain.bits} of {SECURE_BITS[plan.chain.ring]} bits allowed for 128-bit security"
     ]
 
@@ -142,10 +140,9 @@ def _promise(plan: Plan) -> list[str]:
 
 def _bill(plan: Plan) -> list[str]:
     bill = plan.forecast
-    keys = f"{readable_bytes(bill.key_bytes)} of keys, once" if bill.key_bytes else "no evaluation keys"
     each = plan.samples
     return [
-        f"bill: {readable_bytes(bill.upload_bytes)} up, {readable_bytes(bill.download_bytes)} down, {keys}",
-        f"time on {bill.machine} machine, one core: client {readable_seconds(bill.client_seconds)}, server "
+        f"bill: {readable_bytes(bill.upload_bytes)} up, {readable_bytes(bill.download_bytes)} down",
+        f"time on one core of the reference machine: client {readable_seconds(bill.client_seconds)}, server "
         f"{readable_seconds(bill.server_seconds)} ({readable_seconds(bill.seconds / each)} a sample together)",
     ]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -26,7 +26,7 @@ from quad4fhe.planning import layout_named
 from quad4fhe.planning.bounds import Domain
 from quad4fhe.planning.box import Room
 from quad4fhe.planning.chains import Chain
-from quad4fhe.planning.costs import Counts, Forecast, Shape
+from quad4fhe.planning.costs import Forecast, Shape
 from quad4fhe.planning.fold import nearest_zero
 from quad4fhe.planning.integers import Scales
 from quad4fhe.planning.noise import ErrorForecast
@@ -77,15 +77,6 @@ class PlanLayout(Protocol):
 
     def describe(self, plan: Plan) -> list[str]:
         """Lines about how the samples lie, keys and scales."""
-
-    def counts(self, plan: Plan) -> Counts:
-        """The operations on ciphertexts of one request."""
-
-    def sent_noise(self, plan: Plan) -> float:
-        """The deviation that encryption adds to every feature."""
-
-    def simulated(self, model: PolynomialModel, plan: Plan, rng: np.random.Generator) -> Callable[[Array], Array]:
-        """A function from shifted samples (n, d) to logits (n, K) with the noise of the layout."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,6 +148,11 @@ class Plan:
         return not self.error.close
 
     @property
+    def told(self) -> int:
+        """How many numbers about the weights a request can be told at most: what a quota counts."""
+        return self.per_request * self.shape.outputs
+
+    @property
     def reliable(self) -> Reliable | None:
         """The margin above which decisions are kept more often, if the fit was asked for one."""
         return None if self.promise is None else self.promise.reliable
@@ -194,8 +190,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain literals, ready for JSON."""
-        out: dict[str, Any] = msgspec.to_builtins(self)
-        return out
+        # Field by field: msgspec leaves out what an instance has from its class, a default that a file did not name.
+        return {each.name: msgspec.to_builtins(getattr(self, each.name)) for each in fields(self)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:

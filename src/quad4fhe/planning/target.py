@@ -17,7 +17,7 @@ import numpy as np
 from quad4fhe._arrays import Array, BoolArray
 from quad4fhe.planning.bounds import Bound, bound
 from quad4fhe.planning.chains import Chain
-from quad4fhe.planning.costs import REFERENCE, Forecast, Machine, Shape
+from quad4fhe.planning.costs import Forecast, Shape
 from quad4fhe.planning.fold import Circuit, Folding
 from quad4fhe.planning.integers import Scales
 from quad4fhe.planning.noise import (
@@ -172,10 +172,7 @@ def _plain_error(model: PolynomialModel, reach: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A result of a search, with the forecast that it is compared by; `settings` are those of the layout.
-
-    `scores` says whether the client sees logits; otherwise only their order has a meaning.
-    """
+    """A result of a search, with the forecast that it is compared by; `settings` are those of the layout."""
 
     layout: str
     circuit: Circuit
@@ -188,13 +185,7 @@ class Choice:
     error: ErrorForecast
     missed: bool
     anywhere: Callable[[], float]
-    forecast: Callable[[Machine], Forecast]
-    scores: bool = True
-
-    @cached_property
-    def cost(self) -> Forecast:
-        """The cost on the reference machine, by which choices are compared."""
-        return self.forecast(REFERENCE)
+    cost: Forecast
 
 
 def allowed_unseen(question: Question) -> float:

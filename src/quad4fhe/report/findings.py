@@ -22,7 +22,6 @@ from quad4fhe.fitting import Fit
 from quad4fhe.fitting.diagnostics import Agreement
 from quad4fhe.fitting.summary import verdict
 from quad4fhe.names import Names, class_ids
-from quad4fhe.planning.costs import Machine
 from quad4fhe.planning.plan import Precision
 from quad4fhe.proof.exact import decisions
 from quad4fhe.proof.verification import Verified, verify
@@ -38,16 +37,14 @@ class Options:
     """How much a report computes.
 
     `ladder` names the families to fit for comparison, `samples` is how many are scored together. The plan's box is
-    wider than the calibration range by the share `widen` of it on both sides; None takes the default. Times are
-    forecast for `machine`; None measures this one. `bill` is the bill of an actual encrypted run, which the page shows
-    beside the forecasts.
+    wider than the calibration range by the share `widen` of it on both sides; None takes the default. `bill` is the
+    bill of an actual encrypted run, which the page shows beside the forecasts.
     """
 
     ladder: Extent = "shared"
     samples: int = 2048
     precision: Precision = "strict"
     widen: float | None = None
-    machine: Machine | None = None
     bill: Bill | None = None
 
 

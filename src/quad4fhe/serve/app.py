@@ -9,13 +9,12 @@ import asyncio
 import contextlib
 import logging
 import math
+import mmap
 import os
-import secrets
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,11 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from quad4fhe.errors import InputError, Quad4FHEError
-from quad4fhe.he import backends, container
-from quad4fhe.he.ahead import PER_OWNER, SPENT, PreparedReplies, SpentError, TakenError
-from quad4fhe.he.container import Kind
-from quad4fhe.he.key_cache import KeyCache
-from quad4fhe.layouts import layout_of
+from quad4fhe.he import message
 from quad4fhe.planning.plan import Plan
 from quad4fhe.serve.admission import EvictedError, Place, Places
 from quad4fhe.serve.hosts import OwnNames
@@ -41,7 +36,7 @@ from quad4fhe.serve.openapi import describe_api
 from quad4fhe.serve.page import FromDisk, check_features
 from quad4fhe.serve.page import routes as page_routes
 from quad4fhe.serve.pool import DeadlineError, ServerPool
-from quad4fhe.serve.quota import Quota, told
+from quad4fhe.serve.quota import Quota
 from quad4fhe.serve.receive import OCTETS, UNKNOWN_PLAN, Upload, announced
 from quad4fhe.serve.spool import Spool, taken
 from quad4fhe.serve.worker import ModelFiles, Setup, Task, TaskResult
@@ -50,41 +45,37 @@ from quad4fhe.workers.pool import Workers
 
 log = logging.getLogger("quad4fhe.serve")
 _BLOCK = 2**20
-KEYLESS = {"Quad4FHE-Keys": "missing"}  # tells a 404 for missing keys from any other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """The limits of a server.
 
-    The number of requests in progress (`workers`) and waiting (`queue`), the seconds for each, the number of clients
-    whose keys are kept, the bytes of memory of each worker (None for what the plans can need, 0 for no limit), the
-    number of open connections in total and per address, the numbers that a token is told of a model each day (None for
-    no limit), and the number of prepared replies for each token or address (0: the server prepares none).
+    The number of requests in progress (`workers`) and waiting (`queue`), the seconds for each, the bytes of memory of
+    each worker (None for what the plans can need, 0 for no limit), the number of open connections in total and per
+    address, and the numbers that a token is told of a model each day (None for no limit).
     """
 
     workers: int = 2
     queue: int = 8
     deadline: float = 60.0
-    keys: int = 64
     memory: int | None = None
     connections: int = 512
     per_address: int = 64
     numbers_per_day: int | None = None
-    prepared: int = PER_OWNER
 
     def __post_init__(self) -> None:
         # With one worker and no queue, a single upload would block everyone else.
-        least = min(self.workers, self.queue, self.keys, self.connections, self.per_address)
-        if least < 1 or self.prepared < 0 or not 0 < self.deadline < math.inf:
+        least = min(self.workers, self.queue, self.connections, self.per_address)
+        if least < 1 or not 0 < self.deadline < math.inf:
             raise InputError(
-                f"limits out of range: {self}; wanted one or more workers, places in the queue, keys and connections, "
+                f"limits out of range: {self}; wanted one or more workers, places in the queue and connections, "
                 "and a positive deadline"
             )
 
 
 class Service:
-    """One server: its models, workers, keys and metrics.
+    """One server: its models, workers and metrics.
 
     Calls `ready` once it takes requests; if it can't start, it stores the `failure` and calls `stop`.
     """
@@ -101,7 +92,6 @@ class Service:
         page: bool = False,
         page_from_disk: bool = False,
         onnxruntime: bytes | None = None,
-        backend: str = backends.DEFAULT,
         own_names: bool = False,
     ) -> None:
         self.models = catalogue(models)
@@ -115,16 +105,13 @@ class Service:
         self._page_from_disk = page_from_disk
         self._onnxruntime = onnxruntime
         self._workers = workers
-        self._backend = backend
-        backends.chosen(backend)  # before the workers start
         self.failure: InputError | None = None
         self._places = Places(limits.workers + limits.queue)
-        self._uploading: set[tuple[bytes, bytes]] = set()
         self.metrics = Metrics()
         check_features(any(one.fit.mlp.feature_part for one in models), page, page_from_disk, onnxruntime)
         if limits.numbers_per_day is not None and not tokens:
             raise InputError("numbers per day are counted by token: give the clients tokens (--token-file)")
-        most = max((told(plan) for one in models for plan in one.plans), default=0)
+        most = max((plan.told for one in models for plan in one.plans), default=0)
         if limits.numbers_per_day is not None and limits.numbers_per_day < most:
             raise InputError(
                 f"--numbers-per-day {limits.numbers_per_day} allows no request: one reply tells up to {most} numbers "
@@ -133,8 +120,6 @@ class Service:
         self._quota = Quota(limits.numbers_per_day)
         self.spool: Spool
         self.pool: ServerPool
-        self.keys: KeyCache[Path] = KeyCache(limits.keys, _remove)
-        self._ahead = PreparedReplies(limits.prepared)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -146,8 +131,6 @@ class Service:
             Route("/models/{model_id}/plan", self._plan, methods=["GET"]),
             Route("/models/{model_id}/features", self._features, methods=["GET"]),
             Route("/models/{model_id}/evaluate", self._evaluate, methods=["POST"]),
-            Route("/models/{model_id}/prepare", self._prepare, methods=["POST"]),
-            Route("/models/{model_id}/keys/{key_id}", self._keys, methods=["GET", "PUT"]),
         ]
         if self._page:
             routes += page_routes(self._onnxruntime)
@@ -184,8 +167,7 @@ class Service:
             file = self.spool.folder / f"{one.model_id}.safetensors"
             file.write_bytes(one.fit.to_bytes())  # a copy: the file the user gave may change while we serve
             models.append(ModelFiles(str(file), [plan.to_dict() for plan in one.plans]))
-        rounding = secrets.token_bytes(32)  # the same for all workers: one may answer what another prepared
-        self.pool = ServerPool(Setup(models, self.limits.memory, self._backend, rounding), launcher)
+        self.pool = ServerPool(Setup(models, self.limits.memory), launcher)
         stack.push_async_callback(self.pool.close)
         await self.pool.start()
         log.info("ready; models: %d, workers: %d", len(models), launcher.workers)
@@ -218,46 +200,13 @@ class Service:
         return Response(part.graph, media_type="application/octet-stream")
 
     async def _evaluate(self, request: Request) -> Response:
-        upload = await announced(request, self._hosted(request), Kind.request, Kind.prepared)
-        owner, fresh = request.state.owner, upload.kind is Kind.request
-        keys = self._keys_for(upload) if fresh else None
-        if not fresh and not self._ahead.has(owner, upload.identity):
-            raise HTTPException(410, SPENT)
+        upload = await announced(request, self._hosted(request))
         async with self._place(request) as (place, deadline):
             with contextlib.ExitStack() as unanswered:
-                count = partial(self._count, (owner, upload.plan.model_id), told(upload.plan), unanswered)
-                if fresh:
-                    count()
-                kept = partial(self._take, owner, upload.identity, count)
-                response, _ = await self._reply(upload, keys, place, deadline, None if fresh else kept)
+                self._count((request.state.owner, upload.plan.model_id), upload.plan.told, unanswered)
+                response = await self._reply(upload, place, deadline)
                 unanswered.pop_all()
                 return response
-
-    async def _prepare(self, request: Request) -> Response:
-        if not self.limits.prepared:
-            raise HTTPException(404, "this server prepares no replies; send whole requests")
-        upload = await announced(request, self._hosted(request), Kind.seed)
-        keys = self._keys_for(upload)
-        async with self._place(request) as (place, deadline):
-            try:
-                with self._ahead.making(request.state.owner, upload.identity) as keep:
-                    response, result = await self._reply(upload, keys, place, deadline)
-                    if result.kept is None:
-                        raise HTTPException(503, "a worker prepared nothing; try again", {"Retry-After": "1"})
-                    keep(result.kept)
-                    return response
-            except TakenError as error:
-                raise HTTPException(409, str(error)) from None
-
-    def _keys_for(self, upload: Upload) -> Path | None:
-        """The file of the sender's evaluation keys, None if the layout has none."""
-        plan = upload.plan
-        if not layout_of(plan).has_keys(plan):
-            return None
-        keys = self.keys.get(plan.sha256, upload.identity.key)
-        if keys is None:
-            raise HTTPException(404, "no evaluation keys of this name: PUT them, then ask again", KEYLESS)
-        return keys
 
     def _count(self, owner: Hashable, numbers: int, unanswered: contextlib.ExitStack) -> None:
         """Count numbers, unless they are not told; reject the request if its sender may be told no more."""
@@ -268,87 +217,25 @@ class Service:
             raise HTTPException(429, why, {"Retry-After": str(wait)})
         unanswered.callback(self._quota.give_back, owner, numbers, self._quota.day)
 
-    def _take(self, owner: Hashable, identity: container.Identity, count: Callable[[], None]) -> bytes:
-        """Take out what was prepared for a request, once a worker is free; of several requests one gets it."""
-        if self._ahead.has(owner, identity):
-            count()
-        try:
-            return self._ahead.take(owner, identity)
-        except SpentError as error:
-            raise HTTPException(410, str(error)) from None
-
-    async def _reply(
-        self,
-        upload: Upload,
-        keys: Path | None,
-        place: Place,
-        deadline: float,
-        take: Callable[[], bytes] | None = None,
-    ) -> tuple[Response, TaskResult]:
-        """Have a worker reply to a body; `take` returns what was prepared for it, see `ServerPool.run`."""
+    async def _reply(self, upload: Upload, place: Place, deadline: float) -> Response:
+        """Have a worker reply to a body."""
         plan = upload.plan
-        start_by = self._start_by(deadline, plan, evaluates=True)
+        start_by = self._start_by(deadline, plan)
         with self.spool.slot() as source:
             await upload.spool(source, place, start_by)
             self.metrics.bytes_in.inc(upload.length)
             reply = self.spool.new()
             try:
                 reply.touch(0o600)
-                task = Task(
-                    plan.sha256.hex(),
-                    None if keys is None else str(keys),
-                    upload.identity.key.hex(),
-                    str(source),
-                    str(reply),
-                    upload.kind,
-                )
-                result = await self._checked(source, self._run(task, place, deadline, start_by, take))
+                task = Task(plan.sha256.hex(), str(source), str(reply))
+                await self._checked(source, self._run(task, place, deadline, start_by))
                 file = taken(reply)
                 size = os.fstat(file.fileno()).st_size  # of the open file: a shared folder may report an old size
                 self.metrics.bytes_out.inc(size)
                 headers = {"content-length": str(size)}
-                return StreamingResponse(_blocks(file), media_type=OCTETS, headers=headers), result
+                return StreamingResponse(_blocks(file), media_type=OCTETS, headers=headers)
             finally:
                 reply.unlink(missing_ok=True)
-
-    async def _keys(self, request: Request) -> Response:
-        hosted = self._hosted(request)
-        plans = hosted.with_keys()
-        try:
-            key_id = bytes.fromhex(request.path_params["key_id"])
-        except ValueError:
-            key_id = b""
-        if len(key_id) != 16 or request.path_params["key_id"] != key_id.hex():
-            raise HTTPException(404, "a key's name is 32 lower-case hexadecimal digits")
-        if not plans:
-            why = "this model is served in no layout that needs keys; send requests without"
-            raise HTTPException(404, why, UNKNOWN_PLAN)
-        if request.method != "PUT":
-            if all(self.keys.get(plan.sha256, key_id) is None for plan in plans):
-                raise HTTPException(404, "no evaluation keys of this name: PUT them", KEYLESS)
-            return Response(status_code=204)
-        upload = await announced(request, hosted, Kind.keys)
-        if upload.identity.key != key_id:
-            raise HTTPException(400, "the container holds keys of another name; PUT them under their own name")
-        plan = upload.plan
-        name = (plan.sha256, key_id)
-        if self.keys.get(*name) is not None or name in self._uploading:
-            raise HTTPException(409, "keys of this name are here already, and are not replaced")
-        async with self._place(request) as (place, deadline):
-            start_by = self._start_by(deadline, plan, evaluates=False)
-            file = self.spool.new()
-            self._uploading.add(name)
-            try:
-                await upload.spool(file, place, start_by)
-                self.metrics.bytes_in.inc(upload.length)
-                await self._run(Task(plan.sha256.hex(), str(file), key_id.hex()), place, deadline, start_by)
-                kept = file.with_suffix(".keys")
-                file.rename(kept)
-                self.keys.put(*name, kept, size=1, owner=request.state.owner)
-            finally:
-                self._uploading.discard(name)
-                file.unlink(missing_ok=True)
-        return Response(status_code=204)
 
     def _hosted(self, request: Request) -> HostedModel:
         found = self.models.get(request.path_params["model_id"])
@@ -374,9 +261,9 @@ class Service:
         finally:
             self._places.release(place)
 
-    def _start_by(self, deadline: float, plan: Plan, *, evaluates: bool) -> float:
+    def _start_by(self, deadline: float, plan: Plan) -> float:
         """The time by which the upload must be complete and a worker free, so that enough time is left to compute."""
-        return deadline - self.pool.reserve(plan.sha256.hex(), evaluates, self.limits.deadline)
+        return deadline - self.pool.reserve(plan.sha256.hex(), self.limits.deadline)
 
     def _full(self, why: str) -> HTTPException:
         wait = max(1, math.ceil(self.metrics.usual_seconds))  # includes the time in the queue
@@ -393,12 +280,10 @@ class Service:
             raise HTTPException(400, said)
         return result
 
-    async def _run(
-        self, task: Task, place: Place, deadline: float, start_by: float, take: Callable[[], bytes] | None = None
-    ) -> TaskResult:
+    async def _run(self, task: Task, place: Place, deadline: float, start_by: float) -> TaskResult:
         try:
             with self.metrics.task():
-                result = await self.pool.run(task, place, deadline, start_by, take)
+                result = await self.pool.run(task, place, deadline, start_by)
         except WorkerLostError as error:
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
         except DeadlineError as error:
@@ -406,24 +291,18 @@ class Service:
         if result.full:
             raise HTTPException(503, result.error, {"Retry-After": "10"})
         if result.error is not None:
-            if result.keyless:
-                raise HTTPException(404, result.error, KEYLESS)
-            raise HTTPException(410 if result.spent else 400, result.error)
+            raise HTTPException(400, result.error)
         return result
 
 
 def _damage(body: Path) -> str | None:
     """Error text if the digest differs, else None."""
-    with body.open("rb", buffering=0) as file:
+    with body.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            container.check_digest(file, body.stat().st_size)
+            message.check_digest(memoryview(data))
         except InputError as error:
             return str(error)
     return None
-
-
-def _remove(file: Path) -> None:
-    file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ decrypts. If the server chose the input box, the client sends the same requests 
 
 from __future__ import annotations
 
+import io
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from shlex import quote
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,20 +23,18 @@ from quad4fhe._arrays import Array, BoolArray, IntArray, samples, tensor
 from quad4fhe._progress import Progress, silent
 from quad4fhe.errors import InputError
 from quad4fhe.feature_part import LARGEST, FeaturePart
-from quad4fhe.he import container
+from quad4fhe.he import message
 from quad4fhe.he.canaries import Known, Mixture
-from quad4fhe.he.container import Kind
-from quad4fhe.he.keys import StoredKey, free_name
-from quad4fhe.he.prepared import PreparedStore
 from quad4fhe.he.session import Client
 from quad4fhe.io.files import one_line
-from quad4fhe.layouts import LAYOUTS, layout_of
+from quad4fhe.layouts import LAYOUTS
+from quad4fhe.layouts.forms import Kind
 from quad4fhe.mlp import decide
 from quad4fhe.planning.box import check_inside, moved
 from quad4fhe.planning.plan import Plan
 from quad4fhe.serve.directory import find, is_id, read_list
-from quad4fhe.serve.exchange import IN_MEMORY, REPLIES, Exchange, MadeAhead, Preparation, spooled
-from quad4fhe.serve.http import HttpClient, KeylessError, ServiceError, TakenError, UnknownPlanError
+from quad4fhe.serve.exchange import IN_MEMORY, Exchange
+from quad4fhe.serve.http import HttpClient, ServiceError, UnknownPlanError
 from quad4fhe.serve.unfit import unknown_plan
 
 __all__ = ["Answers", "Remote", "ServiceError"]
@@ -51,7 +49,7 @@ class Answers:
 
     `clipped` counts the samples that were moved to the edge of the box, `canaries` the canaries in each request.
     `reliable` (n,) marks the decisions with the margin that the plan calls reliable; None if the plan has no such
-    margin. `prepared` tells what was made ahead for later queries; None if nothing was asked for.
+    margin.
     """
 
     decisions: IntArray
@@ -59,16 +57,14 @@ class Answers:
     requests: int
     upload_bytes: int
     download_bytes: int
-    key_bytes: int
     clipped: int
     canaries: int
     seconds: float
     reliable: BoolArray | None = None
-    prepared: MadeAhead | None = None
 
 
 class Remote:
-    """One model of one server, with a pinned plan (`key` or `plan`) or the plan of the server.
+    """One model of one server, with a pinned `plan` or the plan of the server.
 
     With a pinned plan, the client never asks the server for one. Otherwise the plan and its input box come from the
     server, and a sample outside the box is reported only after everything was sent: a server that could see whether a
@@ -80,8 +76,6 @@ class Remote:
         The server's address, as https://host:port.
     plan
         The plan to use.
-    key
-        A stored key, which includes its plan; by default each call makes a temporary key.
     model
         The model's name or id, or the first digits of its id, for a server that offers several.
     layout
@@ -97,8 +91,6 @@ class Remote:
         The model's feature part, if it has one; by default it is fetched from the server. The plan names its hash.
     trust
         Run a feature part although the server chose it: the plan is not pinned, and `features` is not given.
-    prepared
-        Where `prepare` stores what it makes ahead with this key, and where queries take it from.
     """
 
     def __init__(
@@ -106,7 +98,6 @@ class Remote:
         url: str,
         *,
         plan: Plan | None = None,
-        key: StoredKey | None = None,
         model: str | None = None,
         layout: str | None = None,
         token: str | None = None,
@@ -114,13 +105,10 @@ class Remote:
         patience: float = 120.0,
         features: FeaturePart | None = None,
         trust: bool = False,
-        prepared: PreparedStore | None = None,
     ) -> None:
-        self._prepared = prepared
         self._url = url
-        pinned = _pinned(url, plan, key, model, layout)
+        pinned = _pinned(plan, model, layout)
         self.pinned = pinned is not None
-        self._key = key
         self._http = HttpClient(url, token, verify, patience)
         try:
             self._offered = self._fetch_plans(model, layout) if pinned is None else [pinned]
@@ -149,7 +137,7 @@ class Remote:
                 "the model has a feature part: a graph that this server chose and that would read your raw inputs "
                 "here. It reaches neither files nor the network, but whether and when a request follows can tell the "
                 "server about an input. Pin the plan, and compare its hash with the one of the model's owner: "
-                f"quad4fhe keygen own.key --server {quote(self._url)}, then add --key own.key (key= in Python); or add "
+                f"quad4fhe models {quote(self._url)} --save-plan plan.json, then add --plan plan.json; or add "
                 "--trust (trust=True)"
             )
         return self._part
@@ -162,7 +150,6 @@ class Remote:
         known: Known | None = None,
         canaries: int = 0,
         concurrency: int = 2,
-        prepare: int = 0,
         progress: Progress = silent,
     ) -> Answers:
         """Encrypt X (n, d), let the server evaluate it, and decrypt the replies.
@@ -184,14 +171,11 @@ class Remote:
             The number of known samples that every request carries at secret places; a wrong reply to one is an error.
         concurrency
             Requests in flight at once.
-        prepare
-            After the requests, make ahead what so many later ones need; see `prepare`.
         progress
             Progress callback.
         """
         if concurrency < 1:
             raise InputError(f"concurrency is {concurrency}, wanted 1 or more")
-        store = self._store() if prepare else None
         started = time.monotonic()
         taken = X if self.feature_part is None else self.feature_part(X)
         checked = samples("X", tensor("X", taken, 2), self.plan.shape.features)
@@ -201,27 +185,20 @@ class Remote:
             check_inside(checked, plan)
         inside = np.clip(checked, *plan.domain.box)
         mixture = self._mixture(inside, known, canaries)
-        client = Client(plan, self._key, self._prepared)
-        with (
-            tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as kept,
-            tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as halves,
-        ):
+        client = Client(plan)
+        with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as kept:
             total = -(-len(inside) // plan.per_request) if mixture is None else mixture.requests
             blocks = _blocks(inside, plan.per_request) if mixture is None else mixture.blocks()
-            give_keys = partial(self._give_keys, client)
-            exchange = Exchange(client, self._evaluate, give_keys, kept)
-            ahead = Preparation(client, self._evaluate, give_keys, halves)
+            exchange = Exchange(client, self._ask, kept)
             try:
                 exchange.run(blocks, concurrency, lambda done: progress("encrypted inference", done, total))
-                ahead.run(prepare)  # now: afterwards, its time would depend on the replies
             except UnknownPlanError:
-                raise unknown_plan(self._http, self._url, plan, self._key) from None
+                raise unknown_plan(self._http, self._url, plan) from None
             # From here on, the server can see neither results nor timing.
             self._http.reconnect()
             if not (self.pinned or clip):
                 _check_late(checked, plan, self._url)
-            logits = exchange.decrypt(progress)
-            made = None if store is None else ahead.store(store)
+            logits = exchange.read(progress)
         if mixture is not None:
             logits = mixture.read(logits)
         return Answers(
@@ -230,33 +207,11 @@ class Remote:
             requests=total,
             upload_bytes=exchange.upload_bytes,
             download_bytes=exchange.download_bytes,
-            key_bytes=exchange.key_bytes,
             clipped=moved(checked, inside),
             canaries=canaries,
             seconds=time.monotonic() - started,
             reliable=plan.is_reliable(logits, checked),
-            prepared=made,
         )
-
-    def prepare(self, count: int) -> MadeAhead:
-        """Make ahead what `count` later requests with this key need, into the store given as `prepared`.
-
-        The server prepares its part of the replies, if it offers that: then such a request takes a fraction of a
-        millisecond on both sides, and its reply has a few bytes. Only for layouts that have such parts.
-        """
-        store, client = self._store(), Client(self.plan, self._key)
-        with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as halves:
-            ahead = Preparation(client, self._evaluate, partial(self._give_keys, client), halves)
-            ahead.run(count)
-            self._http.reconnect()
-            return ahead.store(store)
-
-    def _store(self) -> PreparedStore:
-        if self._prepared is None or self._key is None:
-            raise InputError("what is prepared is for later queries with the same key: give `key` and `prepared`")
-        if not layout_of(self.plan).prepares:
-            raise InputError(f"layout {self.plan.layout} has nothing to prepare; leave --prepare out")
-        return self._prepared
 
     def _mixture(self, inside: Array, known: Known | None, canaries: int) -> Mixture | None:
         if (known is None) != (canaries == 0):
@@ -265,7 +220,9 @@ class Remote:
             return None
         if not self.pinned:
             # The tolerance comes from the plan, and a lying server would choose a large one.
-            raise InputError("canaries are judged by the plan's error bound, so pin the plan: give a key, or the plan")
+            raise InputError(
+                "canaries are judged by the plan's error bound, so pin the plan: give it as `plan` (--plan)"
+            )
         return Mixture(self.plan, inside, known, canaries)
 
     def _fetch_plans(self, model: str | None, layout: str | None) -> list[Plan]:
@@ -310,37 +267,18 @@ class Remote:
     def _get(self, path: str) -> bytes:
         return self._http.ask("GET", path, None, 0, _PLAN_BYTES)
 
-    def _evaluate(self, kind: Kind, body: IO[bytes], size: int) -> bytes:
-        exact = container.size(self.plan, REPLIES[kind])
-        route = "prepare" if kind is Kind.seed else "evaluate"
-        return self._http.ask("POST", f"/models/{self.plan.model_id}/{route}", body, size, exact)
-
-    def _give_keys(self, client: Client) -> int:
-        """Upload evaluation keys unless the server has them; returns the bytes sent."""
-        path = f"/models/{self.plan.model_id}/keys/{client.key_id.hex()}"
-        try:
-            self._http.ask("GET", path, None, 0, 0)
-            return 0
-        except KeylessError:
-            keys = client.evaluation_keys()
-        if keys is None:
-            raise ServiceError(f"the server asks for evaluation keys, which layout {self.plan.layout} does not have")
-        body, size = spooled(container.write_keys(self.plan, client.key_id, keys))
-        with body:
-            try:
-                self._http.ask("PUT", path, body, size, 0)
-            except TakenError:
-                return 0  # an earlier attempt arrived after all
-        return size
+    def _ask(self, request: bytes) -> bytes:
+        exact = message.size(self.plan, Kind.reply)
+        path = f"/models/{self.plan.model_id}/evaluate"
+        return self._http.ask("POST", path, io.BytesIO(request), len(request), exact)
 
 
 def cheapest(plans: Sequence[Plan], rows: int) -> Plan:
     """The plan that sends the fewest bytes for so many rows; the server learns about their number from any of them."""
 
     def cost(plan: Plan) -> int:
-        each = container.size(plan, Kind.request) + container.size(plan, Kind.reply) + _PAUSE_BYTES
-        keys = container.size(plan, Kind.keys) if layout_of(plan).has_keys(plan) else 0
-        return -(-rows // plan.per_request) * each + keys
+        each = message.size(plan, Kind.request) + message.size(plan, Kind.reply) + _PAUSE_BYTES
+        return -(-rows // plan.per_request) * each
 
     return min(plans, key=cost)
 
@@ -350,19 +288,14 @@ def _kind(plan: Plan) -> tuple[object, ...]:
     return plan.shape, plan.names, plan.feature_part, plan.clip
 
 
-def _pinned(url: str, plan: Plan | None, key: StoredKey | None, model: str | None, layout: str | None) -> Plan | None:
+def _pinned(plan: Plan | None, model: str | None, layout: str | None) -> Plan | None:
     """Return the pinned plan, if any; raises InputError if the other arguments contradict it."""
-    if key is not None:
-        if plan is not None:
-            key.require_plan(plan)
-        plan = key.plan
     if plan is not None:
         for name, wanted, found in (("model", model, plan.model_id), ("layout", layout, plan.layout)):
             if wanted is not None and not (found == wanted or (name == "model" and found.startswith(wanted))):
-                place = "" if key is None else f" of {key.file or 'this key'}"
                 raise InputError(
-                    f"the pinned plan{place} has {name} {found[:12]}, not {wanted[:80]!r}; leave --{name} out, or make "
-                    f"a key for it: quad4fhe keygen {free_name('own')} --server {quote(url)} --{name} {quote(wanted)}"
+                    f"the pinned plan has {name} {found[:12]}, not {wanted[:80]!r}; leave --{name} out, or pin a plan "
+                    "that has it"
                 )
     return plan
 
@@ -371,11 +304,11 @@ def _check_late(X: Array, plan: Plan, url: str) -> None:
     try:
         check_inside(X, plan)
     except InputError as error:
-        name = free_name("own")
         raise InputError(
             f"{error}. This plan came from the server, so everything was sent first, to hide this from it. Before you "
-            f"ask again, pin a plan whose hash you have from the model's owner: quad4fhe keygen {name} "
-            f"--server {quote(url)}, then add --key {name} --clip to the query"
+            "ask again, pin a plan whose hash you have from the model's owner: quad4fhe models "
+            f"{quote(url)} --save-plan plan.json --model {plan.model_id[:12]}, then add --plan plan.json --clip to the "
+            "query"
         ) from None
 
 

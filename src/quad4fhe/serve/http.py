@@ -50,24 +50,8 @@ class ServiceError(Quad4FHEError):
     """The server can't be reached, or rejects the request; there are no decisions."""
 
 
-class KeylessError(ServiceError):
-    """The server does not have this client's evaluation keys."""
-
-
-class TakenError(ServiceError):
-    """The server has keys of this name, or got this seed, already."""
-
-
-class GoneError(ServiceError):
-    """The server has nothing prepared for this request."""
-
-
-class MissingError(ServiceError):
-    """The server has no such route."""
-
-
 class UnknownPlanError(ServiceError):
-    """The server has no plan like the one a request was made for; `command` would make a key that fits."""
+    """The server has no plan like the one a request was made for; `command` would help."""
 
     def __init__(self, message: str, command: str = "") -> None:
         super().__init__(message + command)
@@ -170,10 +154,6 @@ class HttpClient:
         if status == 401:
             problem = "does not accept this token; check" if self._token else "wants a token; add"
             raise ServiceError(f"the server {problem} --token-file FILE")
-        if status == 404 and "quad4fhe-keys" in response.headers:
-            raise KeylessError(said)
-        if status in (409, 410):
-            raise (TakenError if status == 409 else GoneError)(said)
         refused = f"the server refused {method} {path.partition('?')[0]} ({status}): {said}"
         if response.headers.get("quad4fhe-plan") == "unknown":
             raise UnknownPlanError(refused)
@@ -181,7 +161,7 @@ class HttpClient:
         if status == 404 and base.path.strip("/") and not self._answered_well:
             root = str(base.copy_with(path="/")).rstrip("/")
             raise ServiceError(f"nothing of a quad4fhe server is at {base} (404); try {root}")
-        raise (MissingError if status == 404 else ServiceError)(refused)
+        raise ServiceError(refused)
 
     def _check_scheme(self, error: httpx.TransportError) -> None:
         """Raise the error that helps if the address names the wrong protocol, or the certificate is not trusted."""

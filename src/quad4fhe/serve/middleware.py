@@ -21,7 +21,7 @@ from quad4fhe.serve.admission import network
 from quad4fhe.serve.metrics import Metrics
 
 log = logging.getLogger("quad4fhe.serve")
-_METHODS = ("GET", "HEAD", "POST", "PUT")
+_METHODS = ("GET", "HEAD", "POST")
 SHORT_BYTES = 2**20  # up to this length, the server reads an unwanted body and keeps the connection
 CLOSE_SECONDS = 0.5  # between an early reply and the end of the connection
 
@@ -146,7 +146,7 @@ def error_response(status: int, message: str, headers: dict[str, str] | None = N
 
 def _route(path: str) -> str:
     parts = path.split("/")
-    if len(parts) in (4, 5) and parts[1] == "models" and parts[3] in ("plan", "evaluate", "prepare", "keys"):
+    if len(parts) == 4 and parts[1] == "models" and parts[3] in ("plan", "evaluate", "features"):
         return f"/models/{{id}}/{parts[3]}"
     if path == "/page" or path.startswith("/page/"):
         return "/page"

@@ -1,6 +1,6 @@
 """The models of a server, each with one plan per layout.
 
-The model's id and the plan's hash, which every container holds, identify the plan of a request.
+The plan's hash, which every request holds, identifies its plan.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 from quad4fhe.errors import InputError
 from quad4fhe.fitting.result import Fit
-from quad4fhe.he.container import Kind, find_form, size
-from quad4fhe.layouts import layout_of
+from quad4fhe.he import message
+from quad4fhe.layouts.forms import Kind
 from quad4fhe.planning.plan import Plan, require_model
 
 
@@ -45,18 +45,14 @@ class HostedModel:
         """The plan of a layout; the first plan for None."""
         return next((plan for plan in self.plans if layout in (None, plan.layout)), None)
 
-    def with_keys(self) -> list[Plan]:
-        """The plans whose clients upload keys."""
-        return [plan for plan in self.plans if layout_of(plan).has_keys(plan)]
-
     def by_hash(self, sha256: bytes) -> Plan | None:
         """The plan with this hash, or None."""
         return next((plan for plan in self.plans if plan.sha256 == sha256), None)
 
-    def largest(self, kind: Kind) -> int:
-        """The most bytes a container of this kind may have; 0 if no plan has such a kind."""
-        fitting = [p for p in self.plans if find_form(p, kind) is not None]
-        return max((size(plan, kind) for plan in fitting), default=0)
+    @property
+    def largest(self) -> int:
+        """The most bytes a request may have."""
+        return max(message.size(plan, Kind.request) for plan in self.plans)
 
     def to_dict(self) -> dict[str, Any]:
         """The model's entry in `GET /models`."""

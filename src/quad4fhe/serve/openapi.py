@@ -30,13 +30,11 @@ _MODEL = {
     "required": ["id", "name", "features", "outputs", "layouts", "plans"],
 }
 _WORDS = {
-    "400": "Not a container of this plan; the message says why.",
+    "400": "Not a request of this plan; the message says why.",
     "401": "A token is missing or wrong.",
     "403": "A server without tokens answers no page but its own.",
-    "404": "No such model, layout or key.",
+    "404": "No such model or layout.",
     "408": "The upload took too long.",
-    "409": "Keys of this name are here already, or this seed was sent before.",
-    "410": "Nothing is prepared for this request: encrypt the samples again and send a whole request.",
     "411": "No Content-Length.",
     "413": "Longer than the plan prescribes.",
     "415": "Not application/octet-stream, or compressed.",
@@ -69,7 +67,7 @@ def _parameter(name: str, digits: int) -> dict[str, Any]:
 
 def describe_api(tokens: bool) -> dict[str, Any]:
     """Return the description; with `tokens`, every route but /health needs one."""
-    model, key = _parameter("model_id", 64), _parameter("key_id", 32)
+    model = _parameter("model_id", 64)
     layout = {"name": "layout", "in": "query", "required": False, "schema": {"enum": list(LAYOUTS.names())}}
     body = {"required": True, "content": _OCTETS}
     upload = ("400", "401", "404", "408", "411", "413", "415", "429", "503", "504")
@@ -77,10 +75,8 @@ def describe_api(tokens: bool) -> dict[str, Any]:
     models = {"type": "object", "properties": {"models": {"type": "array", "items": _MODEL}}, "required": ["models"]}
     unwell = {"503": {"description": "No worker is alive.", "content": {"application/json": {"schema": counts}}}}
     text = {"200": {"description": "Prometheus text.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
-    reply = {"200": {"description": "A reply container.", "content": _OCTETS}}
-    halves = {"200": {"description": "A container of second halves.", "content": _OCTETS}}
+    reply = {"200": {"description": "A reply.", "content": _OCTETS}}
     part = {"200": {"description": "The graph that the plan names by its hash.", "content": _OCTETS}}
-    done = {"204": {"description": "The keys are here."}}
     paths: dict[str, Any] = {
         "/health": {
             "get": {"summary": "Are workers alive?", "security": [], "responses": _json("Yes.", counts) | unwell}
@@ -105,26 +101,9 @@ def describe_api(tokens: bool) -> dict[str, Any]:
         "/models/{model_id}/evaluate": {
             "parameters": [model],
             "post": {
-                "summary": "Evaluate an encrypted request; one whose seed was prepared gets its answers alone",
+                "summary": "Evaluate an encrypted request",
                 "requestBody": body,
-                "responses": _responses(reply, *upload, "410"),
-            },
-        },
-        "/models/{model_id}/prepare": {
-            "parameters": [model],
-            "post": {
-                "summary": "The second halves of the reply to a later request with this seed (layout lift)",
-                "requestBody": body,
-                "responses": _responses(halves, *upload, "409"),
-            },
-        },
-        "/models/{model_id}/keys/{key_id}": {
-            "parameters": [model, key],
-            "get": {"summary": "Are these keys here?", "responses": _responses(done, "401", "404")},
-            "put": {
-                "summary": "Upload evaluation keys, once, for a layout that needs them",
-                "requestBody": body,
-                "responses": _responses(done, *upload, "409"),
+                "responses": _responses(reply, *upload),
             },
         },
     }

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -105,7 +105,7 @@ class ServerPool:
         self._alive: set[_AsyncWorker] = set()
         self._starting: set[asyncio.Task[Any]] = set()
         self._ending: set[asyncio.Task[Any]] = set()
-        self._usual: dict[tuple[str, bool], float] = {}  # seconds of a task that succeeded, by plan and kind
+        self._usual: dict[str, float] = {}  # seconds of a task that succeeded, by plan
         self.restarts = 0
 
     @property
@@ -123,35 +123,19 @@ class ServerPool:
             await self.close()
             raise
 
-    def reserve(self, plan: str, evaluates: bool, seconds: float) -> float:
-        """How many of a request's `seconds` are reserved for computing; `evaluates` is false for uploaded keys."""
-        # A worker that does not hold a client's keys reads and checks them before it evaluates.
-        kinds = {(plan, False), (plan, evaluates)}
-        usual = sum(self._usual.get(kind, 0.0) for kind in kinds)
+    def reserve(self, plan: str, seconds: float) -> float:
+        """How many of a request's `seconds` are reserved for computing."""
+        usual = self._usual.get(plan, 0.0)
         return min(_LARGEST_SHARE * seconds, max(_LEAST_SHARE * seconds, _USUAL_TIMES * usual))
 
-    async def run(
-        self,
-        task: Task,
-        place: Place,
-        deadline: float,
-        start_by: float | None = None,
-        take: Callable[[], bytes] | None = None,
-    ) -> TaskResult:
+    async def run(self, task: Task, place: Place, deadline: float, start_by: float | None = None) -> TaskResult:
         """Give a task to the next idle worker; `deadline` and `start_by` are times of the event loop's clock.
 
-        `take` returns what was prepared for the task; it is called once a worker is free, since it can't be undone.
         Raises WorkerLostError if no worker is free at `start_by` (by default the deadline), EvictedError if the place
         is given to another sender before.
         """
         while True:
             worker = await self._next(place, deadline if start_by is None else start_by)
-            if take is not None:
-                try:
-                    task, take = msgspec.structs.replace(task, kept=take()), None
-                except BaseException:
-                    self._idle.put_nowait(worker)
-                    raise
             started = time.perf_counter()
             try:
                 async with asyncio.timeout_at(deadline):
@@ -174,9 +158,8 @@ class ServerPool:
             return result
 
     def _learn(self, task: Task, spent: float) -> None:
-        kind = (task.plan, task.request is not None)
-        before = self._usual.get(kind, spent)
-        self._usual[kind] = before + 0.1 * (spent - before)
+        before = self._usual.get(task.plan, spent)
+        self._usual[task.plan] = before + 0.1 * (spent - before)
 
     async def _next(self, place: Place, start_by: float) -> _AsyncWorker:
         worker: _AsyncWorker | None = None

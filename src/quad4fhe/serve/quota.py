@@ -8,14 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 
-from quad4fhe.planning.plan import Plan
-
 _DAY = 86_400
-
-
-def told(plan: Plan) -> int:
-    """How many numbers a reply tells: every output of every row that the request has room for."""
-    return plan.per_request * plan.shape.outputs
 
 
 class Quota:

@@ -1,6 +1,6 @@
 """Receives request bodies into files, and rejects bad ones as early as possible.
 
-The headers and the container's first bytes announce a body. If both are right, the body gets a place in the queue (in
+The headers and the message's first bytes announce a body. If both are right, the body gets a place in the queue (in
 `app`) and is spooled; an upload below the minimum rate is rejected. The server process parses only the first bytes.
 """
 
@@ -9,40 +9,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from quad4fhe.errors import InputError
-from quad4fhe.he import container
-from quad4fhe.he.container import HEADER_BYTES, Kind
+from quad4fhe.he import message
+from quad4fhe.he.message import HEADER_BYTES
+from quad4fhe.layouts.forms import Kind
 from quad4fhe.planning.plan import Plan
 from quad4fhe.serve.admission import Place
 from quad4fhe.serve.models import HostedModel
 from quad4fhe.serve.spool import Incoming
 
 OCTETS = "application/octet-stream"
-UNKNOWN_PLAN = {"Quad4FHE-Plan": "unknown"}  # tells a client that its key is for a plan that is not served here
-FIRST_SECONDS = 10.0  # from the headers to the container's first bytes
+UNKNOWN_PLAN = {"Quad4FHE-Plan": "unknown"}  # tells a client that its plan is not served here
+FIRST_SECONDS = 10.0  # from the headers to the message's first bytes
 GRACE_SECONDS = 5.0  # before the rate of an upload counts
 LEAST_RATE = 2**15  # bytes per second, after that
 
 
-class Claimed(NamedTuple):
-    """What the first bytes of a body say about it."""
-
-    plan: Plan
-    kind: Kind
-    identity: container.Identity
-
-
 class Upload:
-    """An announced body: its plan, kind and identity from its first bytes, and the rest, which has yet to arrive."""
+    """An announced body: its plan, from its first bytes, and the rest, which has yet to arrive."""
 
-    def __init__(self, claimed: Claimed, length: int, first: bytes, rest: AsyncIterator[bytes]) -> None:
-        self.plan, self.kind, self.identity = claimed
-        self.length = length
+    def __init__(self, plan: Plan, length: int, first: bytes, rest: AsyncIterator[bytes]) -> None:
+        self.plan, self.length = plan, length
         self._first, self._rest = first, rest
 
     async def spool(self, target: Path, place: Place, deadline: float) -> None:
@@ -70,9 +61,9 @@ class Upload:
             raise HTTPException(400, f"the body has {seen} bytes, wanted {self.length}")
 
 
-async def announced(request: Request, hosted: HostedModel, *kinds: Kind) -> Upload:
-    """Wait for the first bytes; reject anything but a container of one of these kinds, this model and exact length."""
-    length = _length(request, max(map(hosted.largest, kinds)))
+async def announced(request: Request, hosted: HostedModel) -> Upload:
+    """Wait for the first bytes; reject anything but a request for this model, of the exact length."""
+    length = _length(request, hosted.largest)
     first, rest = b"", request.stream()
     try:
         async with asyncio.timeout(FIRST_SECONDS):
@@ -82,13 +73,13 @@ async def announced(request: Request, hosted: HostedModel, *kinds: Kind) -> Uplo
         raise HTTPException(408, f"the body did not begin within {FIRST_SECONDS:g} seconds") from None
     except ClientDisconnect:
         raise HTTPException(400, "the upload is not complete") from None
-    claimed = _claimed(first, hosted, kinds)
-    wanted = container.size(claimed.plan, claimed.kind)
+    plan = _claimed(first, hosted)
+    wanted = message.size(plan, Kind.request)
     if length > wanted:
         raise HTTPException(413, f"the body is longer than the {wanted} bytes this plan prescribes")
     if length < wanted:
         raise HTTPException(400, f"the body has {length} bytes, wanted {wanted}")
-    return Upload(claimed, length, first, rest)
+    return Upload(plan, length, first, rest)
 
 
 def _length(request: Request, largest: int) -> int:
@@ -100,21 +91,21 @@ def _length(request: Request, largest: int) -> int:
         raise HTTPException(415, f"the body's content type must be {OCTETS}")
     length = headers.get("content-length", "")
     if "transfer-encoding" in headers or not (length.isascii() and length.isdecimal()):
-        raise HTTPException(411, "the body needs a Content-Length: every container's length is known beforehand")
+        raise HTTPException(411, "the body needs a Content-Length: every message's length is known beforehand")
     if int(length[:20]) > largest:
         raise HTTPException(413, f"the body is longer than {largest} bytes, the most this model takes", UNKNOWN_PLAN)
     return int(length[:20])
 
 
-def _claimed(head: bytes, hosted: HostedModel, kinds: tuple[Kind, ...]) -> Claimed:
+def _claimed(first: bytes, hosted: HostedModel) -> Plan:
     try:
-        found, identity = container.peek(head)
+        head = message.peek(first)
     except InputError as error:
         raise HTTPException(400, str(error)) from None
-    plan = hosted.by_hash(identity.plan)
-    if plan is None or identity.model != hosted.model_id:
-        why = "the container was made for another plan or model; fetch the plan and encrypt again"
+    plan = hosted.by_hash(head.plan)
+    if plan is None:
+        why = "the request was made for another plan or model; fetch the plan and encrypt again"
         raise HTTPException(400, why, UNKNOWN_PLAN)
-    if found not in kinds or container.find_form(plan, found) is None:
-        raise HTTPException(400, f"the container holds {found.name}, wanted {kinds[0].name}")
-    return Claimed(plan, found, identity)
+    if head.kind is not Kind.request:
+        raise HTTPException(400, f"the message is a {head.kind.name}, wanted a request")
+    return plan

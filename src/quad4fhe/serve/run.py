@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from quad4fhe.errors import InputError, MissingExtraError
-from quad4fhe.he import backends
 from quad4fhe.io.files import one_line
 from quad4fhe.workers.pool import Workers
 from quad4fhe.workers.registry import DEFAULT, choose
@@ -93,7 +92,6 @@ def serve(
     page: bool = False,
     page_from_disk: bool = False,
     onnxruntime: Path | None = None,
-    backend: str = backends.DEFAULT,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until stopped.
@@ -105,7 +103,7 @@ def serve(
     address
         Where to listen.
     limits
-        Limits on requests, memory, keys and connections.
+        Limits on requests, memory and connections.
     tokens
         The bearer tokens to accept; needed if other machines can reach the server.
     open_to_all
@@ -121,8 +119,6 @@ def serve(
         Answer copies of that page that were opened from disk.
     onnxruntime
         The WebAssembly module of onnxruntime-web, with which the page runs feature parts.
-    backend
-        The library that computes on ciphertexts, by name.
     ready
         Called with the server's URL once it takes requests.
     """
@@ -152,7 +148,6 @@ def serve(
             page=page,
             page_from_disk=page_from_disk,
             onnxruntime=None if onnxruntime is None else read_onnxruntime(onnxruntime),
-            backend=backend,
             own_names=address.local and not (tokens or open_to_all),
         )
         config = uvicorn.Config(

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
 import socket
-import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +18,10 @@ import msgspec
 
 from quad4fhe.errors import InputError
 from quad4fhe.fitting.result import Fit
-from quad4fhe.he import backends, container
-from quad4fhe.he.ahead import SpentError
-from quad4fhe.he.container import Kind
-from quad4fhe.he.session import Server, key_cache
+from quad4fhe.he.session import Server
 from quad4fhe.layouts import layout_of
 from quad4fhe.planning.plan import Plan
 
-KEYS_AT_ONCE = 16  # clients' evaluation keys in memory; further ones are read again from the spool
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPARE = 2**30  # bytes beyond what is counted: work space, compiled kernels, fragments
 _STATUS = Path("/proc/self/status")
@@ -42,44 +35,32 @@ class ModelFiles(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What a worker needs: its models, its `memory` limit in bytes, and the name of its backend.
+    """What a worker needs: its models and its `memory` limit in bytes.
 
-    A limit of None is what its plans can need, and 0 is no limit. With the same `rounding`, workers round weights
-    alike, so one can answer what another prepared.
+    A limit of None is what its plans can need, and 0 is no limit.
     """
 
     models: list[ModelFiles]
     memory: int | None = None
-    backend: str = backends.DEFAULT
-    rounding: bytes | None = None
 
 
 class Task(msgspec.Struct, frozen=True):
-    """Check uploaded keys (no request), or answer a request of this `kind`; `kept` is what was prepared for it."""
+    """Answer the request in one file, into another one."""
 
     plan: str
-    keys: str | None = None
-    key_id: str = ""
-    request: str | None = None
-    reply: str | None = None
-    kind: int = Kind.request
-    kept: bytes | None = None
+    request: str
+    reply: str
 
 
 class TaskResult(msgspec.Struct, frozen=True):
     """The result of a task; `error` is one line for the client.
 
-    `keyless` if the client's keys were evicted in the meantime, `full` if memory or disk space ran out, `last` if the
-    worker must be replaced, `spent` if nothing was prepared for the request. `kept` is what the answer to a seed's
-    request will need.
+    `full` if memory or disk space ran out, `last` if the worker must be replaced.
     """
 
     error: str | None = None
-    keyless: bool = False
     full: bool = False
     last: bool = False
-    spent: bool = False
-    kept: bytes | None = None
 
 
 def set_up(setup: Setup) -> Callable[[Task], bytes]:
@@ -95,61 +76,26 @@ def set_up(setup: Setup) -> Callable[[Task], bytes]:
 
 
 class Worker:
-    """One `Server` for each plan, and a cache of evaluation keys."""
+    """One `Server` for each plan."""
 
     def __init__(self, setup: Setup) -> None:
         self._servers: dict[str, Server] = {}
         plans = [[Plan.from_dict(fields) for fields in model.plans] for model in setup.models]
         every = [plan for own in plans for plan in own]
-        self._keys = key_cache(every, KEYS_AT_ONCE)
         for model, own in zip(setup.models, plans, strict=True):
             fit = Fit.load(model.fit)
             for plan in own:
-                options: dict[str, Any] = {"backend": setup.backend, "rounding": setup.rounding}
-                self._servers[plan.sha256.hex()] = server = Server(fit, plan, keys=self._keys, **options)
+                server = Server(fit, plan)
+                self._servers[plan.sha256.hex()] = server
                 server.warm_up()
-        needed = sum(layout_of(plan).memory(plan, KEYS_AT_ONCE) for plan in every)
+        needed = sum(layout_of(plan).memory(plan) for plan in every)
         limit_memory(setup.memory, needed)
         self._out_of_memory: MemoryError | None = None
-        self._lock, self._idle = threading.Lock(), threading.Event()
-        threading.Thread(target=self._work_ahead, daemon=True).start()
 
     def do(self, task: Task) -> TaskResult:
         """Do a task; a mistake of the client becomes a result, any other error ends this worker."""
-        self._idle.clear()
         try:
-            with self._lock:
-                return self._do(task)
-        finally:
-            if self._out_of_memory is None:
-                self._idle.set()
-
-    def _work_ahead(self) -> None:
-        """Prepare for later requests between tasks, a few milliseconds at a time."""
-        while self._idle.wait():
-            with self._lock:
-                try:
-                    more = any(server.work_ahead() for server in self._servers.values())
-                except MemoryError:  # see `_do`; the pool notices and starts another worker
-                    os._exit(1)
-            if not more:
-                self._idle.clear()
-
-    def _do(self, task: Task) -> TaskResult:
-        server = self._servers[task.plan]
-        try:
-            if task.keys is not None:
-                key_id = bytes.fromhex(task.key_id)
-                if task.request is None:  # an upload: check the new file even if keys of its name are loaded
-                    server.forget(key_id)
-                try:
-                    server.load_keys(key_id, partial(open, task.keys, "rb"))
-                except FileNotFoundError:
-                    return TaskResult(error="the evaluation keys were evicted; upload them again", keyless=True)
-            if task.request is not None and task.reply is not None:
-                return TaskResult(kept=_evaluate(server, task, task.request, task.reply))
-        except SpentError as error:
-            return TaskResult(error=str(error), spent=True)
+            _answer(self._servers[task.plan], task.request, task.reply)
         except InputError as error:
             return TaskResult(error=" ".join(str(error).split()))
         except MemoryError as error:
@@ -165,21 +111,12 @@ class Worker:
         return TaskResult()
 
 
-def _evaluate(server: Server, task: Task, source: str, reply: str) -> bytes | None:
-    """Write the reply to a request; returns what the answer to a seed's request will need, None for other requests."""
+def _answer(server: Server, source: str, reply: str) -> None:
     with Path(source).open("rb") as file:
-        view = container.View(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
-    request, kept = container.read_request(server.plan, view, Kind(task.kind), hashed=True), None
-    if request.kind is Kind.seed:
-        answer, kept = server.prepare_reply(request)
-    elif task.kept is not None:
-        answer = server.answer(request, task.kept)
-    else:
-        answer = server.evaluate(request)
+        request = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    data = server.answer(request, hashed=True)
     with Path(reply).open("r+b") as out:  # the server made the file, so a late worker leaves nothing behind
-        for part in container.write_reply(server.plan, answer):
-            out.write(part)
-    return kept
+        out.write(data)
 
 
 def limit_memory(limit: int | None, needed: int) -> int | None:

@@ -7,24 +7,36 @@ import math
 import numpy as np
 import pytest
 
-from quad4fhe.he.container import Kind, Request
-from quad4fhe.he.seal import Context
-from quad4fhe.he.session import Client, Server, connect
+from quad4fhe.he.message import HEADER_BYTES
+from quad4fhe.he.seal import SecretKey, context
+from quad4fhe.he.session import Client, Server
 from quad4fhe.layouts import bits
+from quad4fhe.layouts.blinding import Draws
 from quad4fhe.layouts.flooding import zero_noise
+from quad4fhe.layouts.lift._compiled import exact
 from quad4fhe.layouts.lift.arithmetic import switched
-from quad4fhe.layouts.lift.evaluation import Setting, decrypt, read
+from quad4fhe.layouts.lift.evaluation import Setting, decrypt
 from quad4fhe.layouts.lift.layout import setting_of
-from quad4fhe.layouts.lift.zeros import Zeros
 from quad4fhe.layouts.masks import as_bytes, expand
 from quad4fhe.layouts.planner import plan
+from support.exchange import connect
 from support.lattice import reduced
 from support.standins import random_model, random_samples, stand_in
 
 
-def masks_of(setting: Setting, request: np.ndarray) -> np.ndarray:
-    chain = setting.chain
-    return expand(request.tobytes()[:32], "request", setting.place.inputs, chain.primes, chain.ring)
+def masks_of(setting: Setting, request: bytes) -> np.ndarray:
+    """The second halves of a payload's ciphertexts."""
+    return expand(request[:32], setting.place.inputs, setting.chain.primes, setting.chain.ring)
+
+
+def payload(message: bytes) -> bytes:
+    return message[HEADER_BYTES:-32]
+
+
+def answered(server: Server, request: bytes) -> bytes:
+    """The payload of the reply to a payload."""
+    (reply,) = server._evaluator.answer([np.frombuffer(request, dtype=np.uint8)])
+    return bytes(reply.tobytes())
 
 
 def secret_weights(server: Server) -> np.ndarray:
@@ -68,19 +80,18 @@ def test_unswitched_plain_replies_give_all_weights_by_linear_algebra() -> None:
     inner = server._evaluator._server  # type: ignore[attr-defined]
     assert setting.place.inputs >= 2
     assert len(made.chain.primes) == 1
-    masks = [
-        masks_of(setting, client.encrypt(fit.box[:1])[0].chunks[0].reshape(-1)) for _ in range(setting.place.inputs)
-    ]
-    replies = [inner.arithmetic.to_ntt(inner._linear.masks(a)) for a in masks]
+    arithmetic = exact(setting.chain)
+    masks = [masks_of(setting, payload(client.encrypt(fit.box[:1]))) for _ in range(setting.place.inputs)]
+    replies = [arithmetic.to_ntt(inner._linear.masks(a)) for a in masks]
     q = made.chain.primes[0]
     wanted = secret_weights(server)
     for r in range(setting.place.replies):
         values = solved(masks, [reply[r, 0] for reply in replies], q)
-        found = inner.arithmetic.from_ntt(values[:, None, :])[:, 0].astype(np.int64)
+        found = arithmetic.from_ntt(values[:, None, :])[:, 0].astype(np.int64)
         assert (np.where(found > q // 2, found - q, found) == wanted[r]).all()
 
 
-def guessed(setting: Setting, request: np.ndarray, reply: np.ndarray, size: int) -> list[int]:
+def guessed(setting: Setting, request: bytes, reply: bytes, size: int) -> list[int]:
     """The weights, none above `size`, of a small model from one reply, by lattice reduction.
 
     Coefficient i of the reply's mask is sum_t w_t a[i - p_t] modulo Q, but for the rounding of the switch, with the
@@ -88,12 +99,12 @@ def guessed(setting: Setting, request: np.ndarray, reply: np.ndarray, size: int)
     """
     chain, place, width = setting.chain, setting.place, setting.scales.bits
     Q, ring = chain.modulus, chain.ring
-    masks = Context(chain).exact().from_ntt(masks_of(setting, request))[0]
+    masks = exact(chain).from_ntt(masks_of(setting, request))[0]
     mask = [_crt(masks[:, i].tolist(), chain.primes) for i in range(ring)]
     places = np.flatnonzero(place.weights(np.ones((place.rows, place.size), dtype=np.int64))[0, 0]).tolist()
     n = len(places)
     m = n * size.bit_length() // (width - 2) + 4
-    words = bits.unpack(reply.tobytes(), width, place.reads + place.replies * ring)[place.reads :].tolist()
+    words = bits.unpack(reply, width, place.reads + place.replies * ring)[place.reads :].tolist()
     error = max(1, Q >> width)
     up, left = max(1, size // error), max(1, error // size)  # all entries of the solution are then of one size
     rows = []
@@ -114,35 +125,40 @@ def _crt(words: list[int], primes: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("replies", ["plain", "private", "private without its encryption of zero"])
-def test_switched_replies_of_a_small_model_fall_to_lattice_reduction_unless_they_are_private(replies: str) -> None:
+def test_switched_replies_of_a_small_model_fall_to_lattice_reduction_unless_they_are_private(
+    replies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fit = stand_in(random_model(1, 8, 1), random_samples(100, 1))
     made = plan(fit, samples=1, layout="lift", replies=replies.split()[0])
     setting = setting_of(made)
     client, server = connect(fit, made)
     if "without" in replies:
-        pool = server._keys.get(server.plan.sha256, client.key_id)
-        fresh = pool.take()
-        pool.take = lambda: Zeros(np.zeros_like(fresh.answers), np.zeros_like(fresh.masks))
-    (request,) = client.encrypt(fit.box[:1])
-    reply = next(iter(server.evaluate(request).chunks))
+        none = np.zeros((setting.place.replies, made.chain.ring), dtype=np.int8)
+        monkeypatch.setattr("quad4fhe.layouts.lift.evaluation.draw", lambda ring, count: Draws(none, none))
+    request = client.encrypt(fit.box[:1])
+    reply = server.answer(request)
     weights = secret_weights(server)[0, 0]
-    found = guessed(setting, request.chunks[0].reshape(-1), reply.reshape(-1), int(np.abs(weights).max()))
+    found = guessed(setting, payload(request), payload(reply), int(np.abs(weights).max()))
     wanted = weights[
         np.flatnonzero(setting.place.weights(np.ones((setting.place.rows, 3), dtype=np.int64))[0, 0])
     ].tolist()
     assert (found == wanted) == (replies != "private")
 
 
-def crafted(client: Client, setting: Setting, message: np.ndarray) -> np.ndarray:
-    """A malicious request: b + a s is exactly `message` (J, N), without noise."""
-    key, chain = client._secret, setting.chain
-    exact, place = key.context.exact(), setting.place
-    seed = bytes(32)
-    masks = expand(seed, "request", place.inputs, chain.primes, chain.ring)
-    zero = np.zeros((place.inputs, 2, len(chain.primes), chain.ring), dtype=np.uint64)
-    minus = exact.from_ntt(exact.rebased(zero, masks, key._values))  # (0 - a) s
-    whole = np.stack([(minus[:, p].astype(object) + message) % q for p, q in enumerate(chain.primes)]).astype(np.uint64)
-    return as_bytes(seed, place.cut(whole), chain.primes)
+def crafted(key: SecretKey, setting: Setting, message: np.ndarray) -> bytes:
+    """A malicious request: b + a s is exactly `message` (J, N), without noise; and an honest public key, if any."""
+    chain, place = setting.chain, setting.place
+    arithmetic, count = exact(chain), place.inputs + setting.private
+    masks = expand(key.seed, count, chain.primes, chain.ring)
+    zero = np.zeros((count, 2, len(chain.primes), chain.ring), dtype=np.uint64)
+    minus = arithmetic.from_ntt(arithmetic.rebased(zero, masks, key._values))  # (0 - a) s
+    own = minus[: place.inputs]
+    whole = np.stack([(own[:, p].astype(object) + message) % q for p, q in enumerate(chain.primes)]).astype(np.uint64)
+    first = place.cut(whole)
+    if setting.private:
+        key.zeros(place.inputs)
+        first = np.concatenate([first, arithmetic.from_ntt(key.zeros(1))[0]], axis=1)
+    return bytes(as_bytes(key.seed, first, chain.primes).tobytes())
 
 
 @pytest.mark.parametrize("replies", ["plain", "private"])
@@ -152,27 +168,24 @@ def test_two_models_with_equal_answers_are_told_apart_by_plain_replies_alone(rep
     fit = stand_in(random_model(4, 8, outputs), random_samples(100, 4))
     made = plan(fit, samples=1, layout="lift", replies=replies)
     setting = setting_of(made)
-    client, one = connect(fit, made)
-    _, two = connect(fit, made)
-    two._keys = one._keys  # the same client at both
+    one, two = Server(fit, made), Server(fit, made)
     inner, other = (s._evaluator._server for s in (one, two))  # type: ignore[attr-defined]
     whole = secret_weights(one)
     changed = whole.copy()
     place = setting.place
     changed[:, 0, place.ring - 3] += 12345  # the weight of monomial 3 of the first row
-    other._linear = other.arithmetic.linear(changed, place)
-    inner._linear = inner.arithmetic.linear(whole, place)
+    other._linear = exact(setting.chain).linear(changed, place)
+    inner._linear = exact(setting.chain).linear(whole, place)
     message = np.zeros((place.inputs, place.ring), dtype=object)
     message[0, 0] = 2**20
-    request = crafted(client, setting, message)
+    request = crafted(SecretKey(context(made.chain)), setting, message)
     masks = masks_of(setting, request)
     predicted = [s._linear.masks(masks) for s in (inner, other)]
-    pool = one._keys.get(made.sha256, client.key_id)
     width, right, rounds = setting.scales.bits, 0, 60 if replies == "plain" else 240
     rng = np.random.default_rng(0)
     for truth in rng.integers(0, 2, rounds):
-        reply = (inner, other)[truth].evaluate(request, pool)
-        words = bits.unpack(reply.tobytes(), width, place.reads + place.replies * place.ring)[place.reads :]
+        reply = answered((one, two)[truth], request)
+        words = bits.unpack(reply, width, place.reads + place.replies * place.ring)[place.reads :]
         expected = [switched(p, setting.chain, width).reshape(-1) for p in predicted]
         wrap = np.int64(1) << np.int64(width)
         far = [np.abs((words - e).astype(np.int64) % wrap - wrap // 2).mean() for e in expected]
@@ -183,55 +196,28 @@ def test_two_models_with_equal_answers_are_told_apart_by_plain_replies_alone(rep
         assert abs(right - rounds / 2) <= 6.2 * np.sqrt(rounds) / 2  # deviations of guesses: exceeded once in 10^9
 
 
-def test_a_crafted_request_reads_more_than_a_decision() -> None:
-    """A score of Q / 2 times a weight wraps: with an odd random factor the reply tells whether the weight is odd."""
-    fit = stand_in(random_model(4, 8, 2), random_samples(100, 4))
-    made = plan(fit, samples=1, layout="lift", replies="decisions")
-    setting = setting_of(made)
-    client, server = connect(fit, made)
-    inner, pool = server._evaluator._server, server._keys.get(made.sha256, client.key_id)  # type: ignore[attr-defined]
-    found, wanted = [], []
-    for monomial in range(3):
-        message = np.zeros((setting.place.inputs, setting.place.ring), dtype=object)
-        message[0, monomial] = made.chain.modulus // 2
-        request = crafted(client, setting, message)
-        replies = [inner.evaluate(request, pool) for _ in range(28)]  # of 28 factors one is odd, but for 2^-28
-        read = [decrypt(setting, client._secret.ternary, reply)[0, 0] - made.settings["offset"] for reply in replies]
-        found.append(max(map(abs, read)) > made.chain.modulus / 4 / setting.scales.out)
-        wanted.append(bool(secret_weights(server)[0, 0, -monomial] % 2))
-    assert found == wanted
-
-
-@pytest.mark.parametrize("crafted", [0, 1, 2])
-def test_a_request_chosen_after_the_second_halves_is_told_the_map_at_its_own_point_and_no_more(crafted: int) -> None:
-    """c0[p] + (c1 s)[p] = mu[p] + f + n for any b, here one that depends on c1: what the simulator sends."""
+@pytest.mark.parametrize("chosen", ["zero", "even numbers", "its own masks"])
+def test_a_request_of_any_content_is_told_the_map_at_its_own_point_and_no_more(chosen: str) -> None:
+    """c0[p] + (c1 s)[p] = mu[p] + f + n for any b, here one that depends on the masks: what the simulator sends."""
     fit = stand_in(random_model(4, 8, 2), random_samples(200, 4))
     made = plan(fit, samples=1, layout="lift")
-    setting, (client, server) = setting_of(made), connect(fit, made)
+    setting, server, key = setting_of(made), Server(fit, made), SecretKey(context(made.chain))
     chain, place, flood = setting.chain, setting.place, setting.scales.flood
-    inner, key = server._evaluator._server, client._secret  # type: ignore[attr-defined]
-    part, seed = client.make_part()
-    halves = server.prepare(seed)
-    known = client.complete_part(part, halves).products
-    assert known is not None
+    inner = server._evaluator._server  # type: ignore[attr-defined]
     assert flood is not None
-    # b: zero, or even numbers that follow from the second halves, or those halves themselves where they fit
-    rng = np.random.default_rng(np.frombuffer(np.asarray(next(iter(halves.chunks))).tobytes()[:32], dtype=np.uint32))
+    arithmetic, rng = exact(chain), np.random.default_rng(3)
+    masks = expand(key.seed, place.inputs, chain.primes, chain.ring)
     b = np.stack([rng.integers(0, q, place.used, dtype=np.uint64) for q in chain.primes])
-    if crafted == 0:
+    if chosen == "zero":
         b[:] = 0
-    elif crafted == 2:
-        words = bits.unpack(
-            np.asarray(next(iter(halves.chunks))).tobytes(), setting.scales.bits, place.replies * chain.ring
-        )
-        b[:] = words[: place.used]
-    data = as_bytes(part.seed, b, chain.primes).reshape(-1, 1, 1, 1)
-    reply = server.evaluate(Request(seed.identity, [data], Kind.prepared))
-    answers = read(setting, np.asarray(next(iter(reply.chunks))).reshape(-1), known).reshape(-1)
+    elif chosen == "its own masks":
+        b[:] = place.cut(masks.transpose(1, 0, 2))
+    public = arithmetic.from_ntt(key.zeros(place.inputs + 1))[-1]
+    data = bytes(as_bytes(key.seed, np.concatenate([b, public], axis=1), chain.primes).tobytes())
+    answers = decrypt(setting, key.ternary, np.frombuffer(answered(server, data), dtype=np.uint8)).reshape(-1)
 
-    exact, masks = key.context.exact("auto"), masks_of(setting, data.reshape(-1))
     zero = np.zeros((place.inputs, 2, len(chain.primes), chain.ring), dtype=np.uint64)
-    minus = place.cut(exact.from_ntt(exact.rebased(zero, masks, key._values)).transpose(1, 0, 2))  # -a s
+    minus = place.cut(arithmetic.from_ntt(arithmetic.rebased(zero, masks, key._values)).transpose(1, 0, 2))  # -a s
     point = np.stack([(row + (q - other)) % q for row, other, q in zip(b, minus, chain.primes, strict=True)])
     mu = inner._linear.answers(point.astype(np.uint64)).reshape(-1, len(chain.primes))
     Q = chain.modulus
@@ -240,4 +226,4 @@ def test_a_request_chosen_after_the_second_halves_is_told_the_map_at_its_own_poi
         apart = (round(found * setting.scales.out) - wanted) % Q
         apart = min(apart, Q - apart)
         switching = len(chain.primes) * (1 + chain.ring) * Q / 2 ** (setting.scales.bits + 1)
-        assert apart <= 2**flood + zero_noise(chain) + switching + 2**-40 * Q
+        assert apart <= 2**flood + zero_noise(chain.ring) + switching + 2**-40 * Q

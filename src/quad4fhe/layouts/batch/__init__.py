@@ -1,1 +1,1 @@
-"""Layout batch: one slot per sample, no evaluation keys."""
+"""Layout batch: one slot per sample."""

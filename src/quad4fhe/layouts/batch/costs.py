@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quad4fhe.layouts.forms import Form, Part
-from quad4fhe.layouts.masks import SEED_BYTES, seeded_bytes
+from quad4fhe.layouts.masks import SEED_BYTES
 from quad4fhe.planning.chains import Chain
-from quad4fhe.planning.costs import Counts, Forecast, Machine, Shape, groups
+from quad4fhe.planning.costs import Forecast, Machine, Shape, groups
 
 _MASK, _REBASE = 2.5, 4.0  # a residue expanded from a seed, and moved to another mask, in units of `element`
 Numbers = Any  # a number, or an array of them
@@ -19,27 +19,18 @@ def chunk_features(chain: Chain) -> int:
     return max(1, CHUNK_BYTES // (8 * len(chain.primes) * chain.ring))
 
 
-def request_form(shape: Shape, chain: Chain) -> Form:
-    """A seed, from which the second halves follow, and the first half of one ciphertext per feature."""
-    rows = (shape.features, 1, len(chain.primes), chain.ring)
-    return Form((Part((1, SEED_BYTES), (), 1), Part(rows, chain.primes, 4, step=chunk_features(chain))))
+def request_form(shape: Shape, chain: Chain, *, private: bool) -> Form:
+    """A seed, from which the second halves follow, and the first half of one ciphertext per feature.
 
-
-def key_form(chain: Chain) -> Form:
-    """A public key, for private replies: the bytes of its seed and of its first half."""
-    return Form((Part((seeded_bytes(chain.every, chain.ring), 1, 1, 1), (), 1),))
+    For private replies one more encryption follows, without a message: the public key.
+    """
+    rows = (shape.features + private, 1, len(chain.primes), chain.ring)
+    return Form((Part((SEED_BYTES,), (), 1), Part(rows, chain.primes, 4)))
 
 
 def reply_form(shape: Shape, chain: Chain, degree: int) -> Form:
     """One ciphertext of degree + 1 polynomials per output."""
-    return Form.of((shape.outputs, degree + 1, len(chain.primes), chain.ring), chain.primes)
-
-
-def batch_counts(shape: Shape, degree: int, *, skip: bool, hidden: int) -> Counts:
-    """One request: every slot a sample, no rotation, relinearisation or rescale; `hidden` rows of W are distinct."""
-    d, m, K = shape.features, shape.units, shape.outputs
-    products = hidden * d + K * m + (K * d if skip else 0) + (m * degree if degree > 2 else 0)
-    return Counts(encryptions=d, ct_ct=m * (degree - 1), ct_pt=products, depth=degree + 1)
+    return Form((Part((shape.outputs, degree + 1, len(chain.primes), chain.ring), chain.primes, 4),))
 
 
 def batch_forecast(
@@ -59,10 +50,8 @@ def batch_forecast(
         shape, chain.ring, len(chain.primes), samples, products, machine, degree, hidden, private=private
     )
     return Forecast(
-        machine=machine.name,
-        upload_bytes=count * request_form(shape, chain).payload,
+        upload_bytes=count * request_form(shape, chain, private=private).payload,
         download_bytes=count * reply_form(shape, chain, degree).payload,
-        key_bytes=key_form(chain).payload if private else 0,
         client_seconds=client,
         server_seconds=server,
     )
@@ -84,7 +73,7 @@ def batch_seconds(
 
     `products` are matrix products per prime for W, V and the skip (0 without). `hidden` is the number of distinct rows
     of W, where some units share one. Of a seed, each side makes a mask per feature. With private replies the server
-    adds `degree` encryptions of zero to each output; SEAL makes them modulo the special prime as well.
+    adds `degree` encryptions of zero to each output.
     """
     rows = shape.units if hidden is None else hidden
     d, m, K = shape.features, shape.units, shape.outputs
@@ -97,7 +86,7 @@ def batch_seconds(
     server = ring * primes * (per_prime * machine.multiply + elements * machine.element)
     server += ring * primes * d * _MASK * machine.element
     if private:
-        server += ring * primes * degree * K * (2.4 * machine.encrypt + 6 * machine.element)
+        server += ring * primes * degree * K * 30 * machine.element
     encrypt = machine.encrypt + (_MASK + _REBASE) * machine.element
     client = ring * primes * (d * encrypt + parts / 2 * K * machine.decrypt)
     return count * client * 1e-9, count * server * 1e-9

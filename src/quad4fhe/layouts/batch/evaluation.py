@@ -8,23 +8,22 @@ follow from its seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quad4fhe._arrays import Array
 from quad4fhe._threads import few_threads
-from quad4fhe.layouts.backend import Key
+from quad4fhe.layouts import _kernels_numba as kernels
 from quad4fhe.layouts.base import Evaluator
 from quad4fhe.layouts.batch import costs
 from quad4fhe.layouts.batch.privacy import Blinding
 from quad4fhe.layouts.forms import Words
+from quad4fhe.layouts.key import Key
 from quad4fhe.layouts.masks import expand_into
-from quad4fhe.layouts.residues import KernelName, kernels, residues
+from quad4fhe.layouts.residues import residues
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.exactness import ExactMatrix, Limb, exact_matrices
 from quad4fhe.planning.integers import IntegerCircuit, distinct_rows
@@ -35,37 +34,36 @@ TILE = 128  # slots worked on at once: the hidden layer of a tile stays in the c
 _ENCODED = 8  # features encoded at once: their transforms share a call, their residues stay in the cache
 
 
-def encrypt(key: Key, Z: Array, log2_scale: int, reach: float | None = None) -> Iterator[Words]:
-    """Encrypt shifted samples Z (n <= slots, d) by feature: yields a seed, then chunks (features, 1, primes, N).
+def encrypt(key: Key, Z: Array, log2_scale: int, reach: float, *, private: bool = False) -> tuple[Words, Words]:
+    """Encrypt shifted samples Z (n, d): a seed, and first halves (d, 1, primes, N), with a public key one more.
 
-    Unused slots hold z = 0, a point of the box, so they obey the same bound as the samples: `reach`, see `dithered`.
+    Unused slots hold z = 0, a point of the box, so they obey the same bound as the samples: `reach`, see `encoded`.
     """
     chain, scale = key.context.chain, 2.0**log2_scale
+    modulus = np.array(chain.primes, dtype=np.uint64)[:, None]
     n, d = Z.shape
-    step = costs.chunk_features(chain)
-    fresh = key.seeded()
-    yield np.frombuffer(fresh.seed, dtype=np.uint8)[None]
-    for start in range(0, d, step):
-        stop = min(start + step, d)
-        out = np.empty((stop - start, 1, len(chain.primes), chain.ring), dtype=np.uint32)
-        for first in range(start, stop, _ENCODED):
-            features = range(first, min(first + _ENCODED, stop))
-            slots = np.zeros((len(features), chain.slots))
-            slots[:, :n] = Z[:, features.start : features.stop].T
-            plains = key.context.dithered(slots, scale, reach=reach)
-            out[features.start - start : features.stop - start, 0] = fresh.encrypt(plains)
-        yield out
+    out = np.empty((d + private, 1, len(chain.primes), chain.ring), dtype=np.uint32)
+    for first in range(0, d, _ENCODED):
+        features = slice(first, min(first + _ENCODED, d))
+        slots = np.zeros((features.stop - first, chain.slots))
+        slots[:, :n] = Z[:, features].T
+        encoded = key.context.encoded(slots, scale, reach=reach)
+        encoded += key.zeros(len(slots))  # below 2^33
+        out[features, 0] = encoded % modulus
+    if private:
+        out[d, 0] = key.zeros(1)[0]
+    return np.frombuffer(key.seed, dtype=np.uint8), out
 
 
 def decrypt(key: Key, reply: Residues, log2_scale: float) -> Array:
     """Decrypt a reply (K, polynomials, primes, N) to all of its slots, shape (slots, K)."""
     out = np.empty((key.context.chain.slots, reply.shape[0]))
     for k, row in enumerate(reply):
-        out[:, k] = key.decrypt(key.context.ciphertext(row, 2.0**log2_scale))
+        out[:, k] = key.decrypt(row, 2.0**log2_scale)
     return out
 
 
-def multiply(matrix: ExactMatrix, operand: Array, out: Array, kernel: ModuleType) -> None:
+def multiply(matrix: ExactMatrix, operand: Array, out: Array) -> None:
     """out (r, n) = matrix times operand (c, n), exact integers congruent to the product mod q.
 
     `operand` holds centred residues; `out` is left unreduced, at most 2^53 with room for the matrix's `extra` terms.
@@ -76,11 +74,11 @@ def multiply(matrix: ExactMatrix, operand: Array, out: Array, kernel: ModuleType
         product = limb.weights @ operand
         if carried is not None:
             # Rows of a higher limb are a subset of this one's; both are sorted.
-            kernel.raise_limb(carried, np.searchsorted(limb.rows, carried_rows), product, matrix.q, matrix.step)
+            kernels.raise_limb(carried, np.searchsorted(limb.rows, carried_rows), product, matrix.q, matrix.step)
         carried, carried_rows = product, limb.rows
     np.matmul(matrix.limbs[0].weights, operand, out=out)
     if carried is not None:
-        kernel.raise_limb(carried, carried_rows, out, matrix.q, matrix.step)
+        kernels.raise_limb(carried, carried_rows, out, matrix.q, matrix.step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +97,7 @@ class _Prime:
 class BatchEvaluator(Evaluator):
     """The integer circuit prepared for each prime of a chain; equal rows of W are multiplied once."""
 
-    def __init__(
-        self, circuit: IntegerCircuit, chain: Chain, kernel: KernelName = "auto", blinding: Blinding | None = None
-    ) -> None:
+    def __init__(self, circuit: IntegerCircuit, chain: Chain, blinding: Blinding | None = None) -> None:
         self.chain = chain
         self._blinding = blinding
         self.features = int(circuit.W.shape[1])
@@ -111,7 +107,6 @@ class BatchEvaluator(Evaluator):
         first, which = distinct_rows(circuit.W)
         self.hidden = int(first.size)
         self._which = None if self.hidden == self.units else which
-        self.kernel = kernels(kernel)
         W, V = exact_matrices(circuit.W[first], chain.primes), exact_matrices(circuit.V, chain.primes)
         U = None if circuit.U is None else exact_matrices(circuit.U, chain.primes)
         self._primes = [
@@ -127,48 +122,35 @@ class BatchEvaluator(Evaluator):
             for i, q in enumerate(chain.primes)
         ]
 
-    def prepare(self, keys: Sequence[Words]) -> Callable[[], Words]:
-        """A client's public key, as a source of encryptions of zero."""
-        if self._blinding is None:
-            return super().prepare(keys)  # type: ignore[no-any-return]
-        return self._blinding.prepare(keys[0])
-
-    def evaluate(self, chunks: Iterable[Words], keys: Any = None) -> tuple[Residues]:
-        """The reply (K, degree + 1, primes, N) for a seed and first halves that arrive in one or more chunks."""
-        source = iter(chunks)
+    def answer(self, request: Sequence[Words]) -> tuple[Residues]:
+        """The reply (K, degree + 1, primes, N) for a seed and first halves, those of a public key last."""
+        seed, firsts = request[0].tobytes(), request[1]
         with few_threads():  # products of tiles are small: more threads take up to twice the CPU time
-            reply = self._plain(next(source).tobytes(), source)
-        if (self._blinding is None) != (keys is None):
-            raise AssertionError("a plan of private replies needs the client's public key, a plain one has none")
+            reply = self._plain(seed, firsts[: self.features])
         if self._blinding is not None:
-            self._blinding.blind(reply, keys)
+            self._blinding.blind(reply, firsts[-1, 0], self.masks(seed, self.features, 1)[0, 0])
         return (reply,)
 
-    def _plain(self, seed: bytes, chunks: Iterator[Words]) -> Residues:
-        if self.features <= 2 * self.units:  # the request takes less memory than its hidden layer
-            held = list(chunks)
-            return self._whole(seed, held[0] if len(held) == 1 else np.concatenate(held))
-        seen = 0
-        running: _Running | None = None
-        for chunk in chunks:
-            if len(chunk) == self.features:
-                return self._whole(seed, chunk)
-            running = running or _Running(self)
-            running.add(chunk, self.masks(seed, seen, len(chunk)), seen)
-            seen += len(chunk)
-        assert running is not None
+    def _plain(self, seed: bytes, firsts: Words) -> Residues:
+        step = costs.chunk_features(self.chain)
+        if self.features <= 2 * self.units or self.features <= step:  # then its hidden layer takes more memory
+            return self._whole(seed, firsts)
+        running = _Running(self)
+        for start in range(0, self.features, step):
+            chunk = firsts[start : start + step]
+            running.add(chunk, self.masks(seed, start, len(chunk)), start)
         return running.finish()
 
     def masks(self, seed: bytes, first: int, count: int) -> Residues:
         """The second halves (count, 1, primes, N) of the features from `first` on."""
         out = np.empty((count, 1, len(self._primes), self.chain.ring), dtype=np.uint32)
-        expand_into(out[:, 0], seed, "request", first, self.chain.primes)
+        expand_into(out[:, 0], seed, first, self.chain.primes)
         return out
 
     def load(self, halves: tuple[Residues, Residues], place: int, columns: slice, out: Array) -> None:
         """Both halves modulo one prime, (features, 2, T), as centred numbers."""
         for polynomial, half in enumerate(halves):
-            self.kernel.load(half[:, :, place, columns], self.chain.primes[place], out[:, polynomial : polynomial + 1])
+            kernels.load(half[:, :, place, columns], self.chain.primes[place], out[:, polynomial : polynomial + 1])
 
     def _whole(self, seed: bytes, chunk: Residues) -> Residues:
         """Every feature at hand: tile by tile through all four steps, so that the hidden layer never leaves cache."""
@@ -183,7 +165,7 @@ class BatchEvaluator(Evaluator):
                 columns = slice(start, start + tile)
                 self.load(halves, place, columns, operand)
                 flat = operand.reshape(self.features, -1)
-                multiply(prime.W, flat, hidden.reshape(self.hidden, -1), self.kernel)
+                multiply(prime.W, flat, hidden.reshape(self.hidden, -1))
                 skip = self._skip(prime.U, flat, prime.q)
                 self._finish(prime, hidden, skip, work, out[:, :, place, columns])
         return out
@@ -195,8 +177,8 @@ class BatchEvaluator(Evaluator):
         if U is None:
             return None
         out = np.empty((self.outputs, operand.shape[1]))
-        multiply(U, operand, out, self.kernel)
-        self.kernel.centre(out, q)
+        multiply(U, operand, out)
+        kernels.centre(out, q)
         return out
 
     def _finish(
@@ -206,13 +188,13 @@ class BatchEvaluator(Evaluator):
         if self._which is not None:
             hidden = hidden[self._which]
         if prime.a is None:
-            self.kernel.square(hidden, prime.t, prime.q, powers)
+            kernels.square(hidden, prime.t, prime.q, powers)
         else:
-            self.kernel.expand(hidden, prime.t, prime.a, prime.q, powers)
-        multiply(prime.V, powers.reshape(self.units, -1), logits.reshape(self.outputs, -1), self.kernel)
+            kernels.expand(hidden, prime.t, prime.a, prime.q, powers)
+        multiply(prime.V, powers.reshape(self.units, -1), logits.reshape(self.outputs, -1))
         if skip is not None:
             logits[:, :2] += skip.reshape(self.outputs, 2, -1)
-        self.kernel.store(logits, prime.c, prime.q, out)
+        kernels.store(logits, prime.c, prime.q, out)
 
 
 class _Running:
@@ -237,8 +219,8 @@ class _Running:
                 of.load((chunk, masks), place, tile, operand)
                 flat = operand.reshape(count, -1)
                 product = np.empty((of.hidden, flat.shape[1]))
-                multiply(_columns(prime.W, columns), flat, product, of.kernel)
-                of.kernel.centre(product, prime.q)
+                multiply(_columns(prime.W, columns), flat, product)
+                kernels.centre(product, prime.q)
                 self._hidden[place, :, :, tile] += product.reshape(of.hidden, 2, -1)
                 skip = of._skip(None if prime.U is None else _columns(prime.U, columns), flat, prime.q)
                 if skip is not None:
@@ -255,7 +237,7 @@ class _Running:
                 skip = None
                 if prime.U is not None:
                     skip = np.ascontiguousarray(self._skip[place, :, :, columns])
-                    of.kernel.centre(skip, prime.q)
+                    kernels.centre(skip, prime.q)
                 hidden = np.ascontiguousarray(self._hidden[place, :, :, columns])
                 of._finish(prime, hidden, skip, work, out[:, :, place, columns])
         return out

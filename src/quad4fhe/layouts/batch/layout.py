@@ -1,9 +1,9 @@
-"""Layout `batch`: one ciphertext per feature, one sample per slot, and no evaluation keys."""
+"""Layout `batch`: one ciphertext per feature, one sample per slot."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -12,23 +12,20 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError
-from quad4fhe.layouts.backend import Backend, Key
 from quad4fhe.layouts.base import Layout, check_slots, question_of, read_settings, within_bound
 from quad4fhe.layouts.batch import evaluation
-from quad4fhe.layouts.batch.costs import batch_counts, key_form, reply_form, request_form
+from quad4fhe.layouts.batch.costs import reply_form, request_form
 from quad4fhe.layouts.batch.privacy import Blinding, Flooding
 from quad4fhe.layouts.batch.search import batch_slot_bound, noise_of, search_batch, why_not_batch
 from quad4fhe.layouts.flooding import LEAST_SECURITY
 from quad4fhe.layouts.forms import Form, Kind, Words
-from quad4fhe.layouts.masks import as_bytes
-from quad4fhe.layouts.residues import KernelName
+from quad4fhe.layouts.key import Key
 from quad4fhe.planning.chains import Chain
-from quad4fhe.planning.costs import Counts, groups
+from quad4fhe.planning.costs import groups
 from quad4fhe.planning.exactness import largest_prime_bits
 from quad4fhe.planning.fold import Form as Fold
 from quad4fhe.planning.fold import fold
 from quad4fhe.planning.integers import IntegerCircuit, quantise
-from quad4fhe.planning.noise import slot_noise
 from quad4fhe.planning.plan import Plan
 from quad4fhe.planning.target import Choice, Question
 from quad4fhe.polynomial import PolynomialModel
@@ -54,13 +51,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class BatchLayout(Layout):
-    """Many samples at once: the server needs no keys, and a sample costs microseconds."""
+    """Many samples at once: a sample costs microseconds."""
 
     name: ClassVar[str] = "batch"
-    purpose: ClassVar[str] = "many samples at once, no evaluation keys"
+    purpose: ClassVar[str] = "many samples at once"
     replies: ClassVar[tuple[str, ...]] = ("plain", "private")
     canaries: ClassVar[bool] = True
-    compiles: ClassVar[bool] = True
 
     def search(self, question: Question) -> list[Choice]:
         """The cheapest chain for each form the model can take."""
@@ -115,69 +111,35 @@ class BatchLayout(Layout):
             raise InputError(f"this plan is for degree {settings.degree}, the model has {made.degree}; plan again")
         return made
 
-    def counts(self, plan: Plan) -> Counts:
-        """The operations of one request."""
-        settings = read_settings(plan, Settings)
-        hidden = plan.shape.units if settings.hidden is None else settings.hidden
-        return batch_counts(plan.shape, settings.degree, skip=settings.form == "skip", hidden=hidden)
-
     def describe(self, plan: Plan) -> list[str]:
         """Requests, the linear term, scales, limbs."""
         settings, requests = read_settings(plan, Settings), groups(plan.samples, plan.per_request)
         carried = _CARRIED[settings.form]
         first, second, _ = settings.products
-        key = "no keys at all" if settings.flood is None else "a public key, registered once, and no evaluation keys"
         return [
             f"layout batch: one ciphertext per feature, up to {plan.per_request} samples in its slots, "
-            f"{requests} request{'s' if requests > 1 else ''}; {key}; {carried}",
+            f"{requests} request{'s' if requests > 1 else ''}; {carried}",
             f"scales: features 2^{plan.scales.x}, first weights 2^{plan.scales.w}, second weights 2^{plan.scales.v}, "
             f"reply 2^{self.reply_scale(plan):.0f}; {first:.3g} and {second:.3g} exact matrix products per prime",
             *_trusted(settings),
             *_told(settings),
         ]
 
-    def sent_noise(self, plan: Plan) -> float:
-        """That of a fresh encryption."""
-        return slot_noise(plan.chain.ring) * 2.0**-plan.scales.x
-
-    def simulated(self, model: PolynomialModel, plan: Plan, rng: np.random.Generator) -> Callable[[Array], Array]:
-        """The rounded circuit is exact: all noise comes with the request, and from flooding."""
-        circuit, flooding = self.circuit(plan, model).dequantised(), _flooding(plan)
-        flood = 0.0 if flooding is None else flooding.deviation * 2.0 ** -self.reply_scale(plan)
-
-        def logits(z: Array) -> Array:
-            y = z @ circuit.W.T + circuit.t
-            out: Array = circuit.activation(y) @ circuit.V.T + circuit.c
-            if flood:
-                out += rng.normal(size=out.shape) * flood
-            return out if circuit.U is None else out + z @ circuit.U.T
-
-        return logits
-
-    def form(self, plan: Plan, kind: Kind) -> Form | None:
-        """Requests and replies, and a public key with private replies."""
-        if kind is Kind.keys:
-            return None if read_settings(plan, Settings).flood is None else key_form(plan.chain)
+    def form(self, plan: Plan, kind: Kind) -> Form:
+        """Requests and replies."""
+        settings = read_settings(plan, Settings)
         if kind is Kind.request:
-            return request_form(plan.shape, plan.chain)
-        return reply_form(plan.shape, plan.chain, read_settings(plan, Settings).degree)
+            return request_form(plan.shape, plan.chain, private=settings.flood is not None)
+        return reply_form(plan.shape, plan.chain, settings.degree)
 
     def work_words(self, plan: Plan) -> int:
         """The hidden layer and the skipped terms, where features come in several chunks, and the masks of a seed."""
         shape = plan.shape
         return ((shape.units + shape.outputs) * 2 + shape.features) * len(plan.chain.primes) * plan.chain.ring
 
-    def key_memory(self, plan: Plan) -> int:
-        """The public key in SEAL's memory."""
-        return 0 if _flooding(plan) is None else 32 * plan.chain.ring * len(plan.chain.every)
-
-    def make_keys(self, key: Key, plan: Plan) -> tuple[Words, ...]:
-        """A public key, its second half as a seed."""
-        return (as_bytes(*key.seeded_public_key(), plan.chain.every).reshape(-1, 1, 1, 1),)
-
-    def encrypt(self, key: Key, plan: Plan, Z: Array) -> Iterator[Words]:
-        """Feature by feature."""
-        return evaluation.encrypt(key, Z, plan.scales.x, plan.reach)
+    def encrypt(self, key: Key, plan: Plan, Z: Array) -> tuple[Words, ...]:
+        """Feature by feature, and the public key."""
+        return evaluation.encrypt(key, Z, plan.scales.x, plan.reach, private=_flooding(plan) is not None)
 
     def decrypt(self, key: Key, plan: Plan, reply: Sequence[Words]) -> tuple[Array, bool]:
         """Every slot is a logit."""
@@ -187,15 +149,11 @@ class BatchLayout(Layout):
             _check_trusted(read_settings(plan, Settings), slots)
         return slots, plausible
 
-    def evaluator(
-        self, model: PolynomialModel, plan: Plan, backend: Backend, kernel: KernelName
-    ) -> evaluation.BatchEvaluator:
-        """The integer circuit on residues; only private replies need the backend."""
-        blinding, flooding = None, _flooding(plan)
-        if flooding is not None:
-            context = backend.context(plan.chain)
-            blinding = Blinding(flooding, context, context.exact(kernel))
-        return evaluation.BatchEvaluator(self.circuit(plan, model), plan.chain, kernel, blinding)
+    def evaluator(self, model: PolynomialModel, plan: Plan) -> evaluation.BatchEvaluator:
+        """The integer circuit on residues."""
+        flooding = _flooding(plan)
+        blinding = None if flooding is None else Blinding(flooding)
+        return evaluation.BatchEvaluator(self.circuit(plan, model), plan.chain, blinding)
 
 
 def _flooding(plan: Plan) -> Flooding | None:

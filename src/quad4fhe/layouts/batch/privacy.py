@@ -8,17 +8,15 @@ docs/lift.md has the proof.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quad4fhe.layouts.backend import Context
+from quad4fhe.layouts.blinding import PublicKey, draw
 from quad4fhe.layouts.flooding import draw_flood, flood_security, zero_noise
 from quad4fhe.layouts.forms import Words
-from quad4fhe.layouts.lift.arithmetic import Arithmetic
-from quad4fhe.layouts.masks import from_bytes
+from quad4fhe.layouts.lift._compiled import encryptions_of_zero, exact
 from quad4fhe.planning.chains import Chain
 
 
@@ -34,7 +32,7 @@ class Flooding:
     @property
     def hidden(self) -> float:
         """What a coefficient of the encryption of zero has at most."""
-        return zero_noise(self.chain, self.degree)
+        return zero_noise(self.chain.ring, self.degree)
 
     @property
     def security(self) -> float:
@@ -55,22 +53,21 @@ class Flooding:
 class Blinding:
     """Re-randomises replies; every one takes fresh encryptions of zero and a fresh flooding."""
 
-    def __init__(self, flooding: Flooding, context: Context, exact: Arithmetic) -> None:
-        self._flooding, self._context, self._exact = flooding, context, exact
+    def __init__(self, flooding: Flooding) -> None:
+        self._flooding, self._exact = flooding, exact(flooding.chain)
 
-    def prepare(self, key: Words) -> Callable[[], Words]:
-        """A client's public key, from its bytes, as a source of encryptions of zero."""
-        chain = self._flooding.chain
-        return self._context.zero_encryptor(*from_bytes("the public key", key.reshape(-1), chain.every, chain.ring))
+    def blind(self, reply: NDArray[np.uint32], first: Words, second: Words) -> None:
+        """Re-randomise a reply (K, degree + 1, primes, N) in place.
 
-    def blind(self, reply: NDArray[np.uint32], encrypt_zero: Callable[[], Words]) -> None:
-        """Re-randomise a reply (K, degree + 1, primes, N) in place."""
-        chain = self._flooding.chain
+        `first` and `second` (primes, N) are the halves of the client's public key, in NTT form.
+        """
+        chain, degree = self._flooding.chain, self._flooding.degree
+        key = PublicKey(self._exact.from_ntt(first[None].astype(np.uint64))[0], second.astype(np.uint64))
         modulus = np.array(chain.primes, dtype=np.uint64)[:, None]
         for row in reply:
             drawn = draw_flood(self._flooding.bits, chain.ring, chain.primes)
             total = row.astype(np.uint64)
             total[0] += self._exact.to_ntt(drawn[None])[0]
-            for power in range(self._flooding.degree):
-                total[power : power + 2] += encrypt_zero()
+            for power, zero in enumerate(encryptions_of_zero(key, draw(chain.ring, degree), chain.primes)):
+                total[power : power + 2] += zero
             row[:] = total % modulus

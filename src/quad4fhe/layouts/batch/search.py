@@ -20,8 +20,8 @@ from quad4fhe.layouts.batch.noise import BatchNoise, batch_confidence
 from quad4fhe.layouts.batch.privacy import Flooding
 from quad4fhe.layouts.flooding import LEAST_SECURITY, MOST_SECURITY, flood_bits, zero_noise
 from quad4fhe.planning.bounds import bound, largest_scale
-from quad4fhe.planning.chains import RINGS, Chain, chain, keyless_bits
-from quad4fhe.planning.costs import REFERENCE, Forecast, Machine
+from quad4fhe.planning.chains import RINGS, Chain, chain, most_bits
+from quad4fhe.planning.costs import REFERENCE
 from quad4fhe.planning.exactness import (
     LARGEST_PRIME_BITS,
     ExactMatrix,
@@ -232,7 +232,7 @@ def _candidates(question: Question, circuit: Circuit, reach: float, private: boo
     fixed, found, products = _Fixed.of(circuit), list[_Candidate](), list[tuple[int, int, int]]()
     limbs: dict[int, dict[tuple[float, float], tuple[int, int, int]]] = {}
     largest = largest_prime_bits(circuit.degree)
-    for made in batch_chains(private=private):
+    for made in batch_chains():
         bits = made.primes[0].bit_length()
         if bits > largest:
             continue
@@ -283,17 +283,14 @@ def _limbs(circuit: Circuit, fixed: _Fixed | None, bits: int) -> dict[tuple[floa
 
 
 @cache
-def batch_chains(*, private: bool = False) -> tuple[Chain, ...]:
-    """Every chain of layout batch: equal primes, as large and as many as the security table and SEAL allow.
-
-    With private replies a public key exists modulo the special prime as well, which then counts.
-    """
+def batch_chains() -> tuple[Chain, ...]:
+    """Every chain of layout batch: equal primes, as large and as many as the security table and SEAL allow."""
     found: list[Chain] = []
     for ring in RINGS:
         for bits in range(18, LARGEST_PRIME_BITS + 1):
-            for count in range(2, keyless_bits(ring) // bits + 1):
+            for count in range(2, most_bits(ring) // bits + 1):
                 try:
-                    found.append(replace(chain(ring, (bits,) * count), keys=private))
+                    found.append(chain(ring, (bits,) * count))
                 except InputError:
                     break  # too few primes of this size, or too many bits
     return tuple(found)
@@ -301,7 +298,7 @@ def batch_chains(*, private: bool = False) -> tuple[Chain, ...]:
 
 def _least_flooding(question: Question, circuit: Circuit, made: Chain) -> Flooding:
     outputs = question.shape.outputs
-    bits = flood_bits(zero_noise(made, circuit.degree), LEAST_SECURITY, outputs * made.ring)
+    bits = flood_bits(zero_noise(made.ring, circuit.degree), LEAST_SECURITY, outputs * made.ring)
     return Flooding(made, outputs, circuit.degree, bits)
 
 
@@ -358,9 +355,6 @@ def _checked(question: Question, exact: Circuit, candidate: _Candidate, scales: 
 
     hidden = _hidden(exact)
 
-    def forecast(machine: Machine) -> Forecast:
-        return batch_forecast(shape, made, samples, products, machine, exact.degree, hidden, private=private)
-
     choice = Choice(
         layout="batch",
         circuit=exact,
@@ -374,7 +368,7 @@ def _checked(question: Question, exact: Circuit, candidate: _Candidate, scales: 
         error=judged.error,
         missed=judged.missed,
         anywhere=judged.anywhere,
-        forecast=forecast,
+        cost=batch_forecast(shape, made, samples, products, REFERENCE, exact.degree, hidden, private=private),
     )
     return choice, judged.over if question.points is None else 1.0
 

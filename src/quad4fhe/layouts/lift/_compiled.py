@@ -1,8 +1,9 @@
-"""The arithmetic of layout lift in numba; imported only where that is installed."""
+"""The arithmetic of layout lift: exact, compiled by numba."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,7 @@ from quad4fhe.layouts.blinding import Draws, PublicKey
 from quad4fhe.layouts.lift import _kernels_narrow as narrow
 from quad4fhe.layouts.lift import _kernels_numba as wide
 from quad4fhe.layouts.lift._kernels_replies import Blind, blinded
-from quad4fhe.layouts.lift.arithmetic import inverse_of_others, residues, switched_masks
+from quad4fhe.layouts.lift.arithmetic import inverse_of_others, residues
 from quad4fhe.layouts.lift.monomials import Placement
 from quad4fhe.planning.chains import Chain
 
@@ -122,18 +123,6 @@ class CompiledLinear:
             out[:, p] = found
         return out
 
-    def replies(self, masks: Words, zeros: Words | None, bits: int) -> Words:
-        """`masks` of second halves, plus those of encryptions of zero (R, primes, N), switched to 2^bits: (R, N)."""
-        chain = self._chain
-        if bits > narrow.MOST_BITS or max(chain.primes) >= narrow.LARGEST:
-            return switched_masks(self, masks, zeros, chain, bits)
-        out = np.zeros((len(self._weights[0]), chain.ring), dtype=np.uint64)
-        for p, q in enumerate(chain.primes):
-            added = None if zeros is None else np.ascontiguousarray(zeros[:, p])
-            factor = inverse_of_others(chain, q)
-            narrow.replies(self._weights[p], np.ascontiguousarray(masks[:, p]), added, q, factor, bits, out)
-        return out
-
     def apply(
         self, masks: Words, used: Words, key: PublicKey | None, draws: Draws | None, bits: int
     ) -> tuple[Words, Words]:
@@ -208,3 +197,9 @@ class CompiledLinear:
                 values = np.concatenate([values, _negated(values, q)])
             out[:, :, p] = _kernel(q).dots(self._readers[p], values, starts, q)
         return out
+
+
+@cache
+def exact(chain: Chain) -> Compiled:
+    """The arithmetic of a chain."""
+    return Compiled(chain)

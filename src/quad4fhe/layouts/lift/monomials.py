@@ -118,9 +118,6 @@ class Placement:
     A sample's D monomials are cut into `inputs` blocks of `block` coefficients, one block a ciphertext. A reply holds
     `group` rows of the map: coefficient c * block of sum_j w_j m_j is row c where the weights of row c are
     X^(c block) sum_i w_i X^-i. Where all monomials fit into one ciphertext, `samples` of them lie group * block apart.
-
-    `blanks` coefficients after the last answer are read as well. No product of a weight with a monomial reaches them,
-    so the client knows what they are, and a wrong key shows. They are for maps of a single row.
     """
 
     ring: int
@@ -128,17 +125,11 @@ class Placement:
     rows: int
     group: int
     samples: int
-    blanks: int = 0
 
     @property
     def places(self) -> int:
-        """Samples and blanks: how often a row of the map is read."""
-        return self.samples + self.blanks
-
-    @property
-    def roomy(self) -> bool:
-        """Whether the blanks are out of reach of all monomials; True where there are none."""
-        return not self.blanks or (self.rows == 1 and (self.samples + 1) * self.size + self.blanks - 1 <= self.ring)
+        """How often a row of the map is read: once for each sample."""
+        return self.samples
 
     @cached_property
     def block(self) -> int:
@@ -164,8 +155,6 @@ class Placement:
         """
         if self.group > 1:
             return self.window.size if self.windowed else self.inputs * self.ring
-        if self.blanks:
-            return (self.samples + 1) * self.size + self.blanks - 1
         return self.samples * self.size if self.inputs == 1 else self.size
 
     @property
@@ -190,10 +179,9 @@ class Placement:
 
     @cached_property
     def positions(self) -> IntArray:
-        """The coefficients read from each reply: (places, group), those of blanks last."""
+        """The coefficients read from each reply, (places, group)."""
         apart = self.group * self.block
-        end = self.samples * apart
-        starts = np.array([*range(0, end, apart), *range(end, end + self.blanks)], dtype=np.int64)
+        starts = np.arange(self.samples, dtype=np.int64) * apart
         return starts[:, None] + np.arange(self.group, dtype=np.int64) * self.block
 
     def spread(self, values: Numbers) -> Numbers:
@@ -270,17 +258,12 @@ def fewest_replies(ring: int, size: int, rows: int) -> int:
     return max(1, min(rows, ring // size))
 
 
-def rows_of(outputs: int, blanks: int) -> int:
-    """Rows of the map that are evaluated: without blanks two at least, since their known sum tells a wrong key."""
-    return outputs if blanks else max(2, outputs)
+def with_offset(weights: Array, offset: float) -> Array:
+    """M with `offset` added to every answer.
 
-
-def with_check(weights: Array, offset: float, rows: int) -> Array:
-    """M with `offset` added to every answer, so that the answers of a sample add up to `offset` times their number.
-
-    The rows of M add up to zero already; a model of one output that has to have two `rows` gets a second row -M. The
-    offset tells an empty reply.
+    The rows of a centred M add up to zero, so a sample's answers add up to a known number, which is not zero: that
+    tells a wrong key and an empty reply.
     """
-    out = np.concatenate([weights, -weights]) if rows > len(weights) else weights.copy()
+    out = weights.copy()
     out[:, 0] += offset
     return out

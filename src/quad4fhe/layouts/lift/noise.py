@@ -14,7 +14,6 @@ import numpy as np
 
 from quad4fhe._arrays import Array
 from quad4fhe.layouts.flooding import zero_noise
-from quad4fhe.layouts.lift.decisions import LEAST_FACTOR
 from quad4fhe.layouts.lift.monomials import Lift, Placement
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.fold import Circuit
@@ -28,7 +27,7 @@ class Scales:
     """2^lift multiplies the monomials, `weights` the map; replies have `bits` bits; f is even in [-2^flood, 2^flood).
 
     Monomials are rounded at 2^grain, which is less than 2^lift where a coefficient would not fit a word. `flood` is
-    None for plain replies. `factor` is log2 of what the score is multiplied by at most, for decisions only.
+    None for plain replies.
     """
 
     lift: int
@@ -36,17 +35,6 @@ class Scales:
     weights: float
     bits: int
     flood: int | None
-    factor: int | None = None
-
-    @property
-    def stretch(self) -> float:
-        """What an answer is multiplied by at most; 1 unless replies tell decisions only."""
-        return 1.0 if self.factor is None else 2.0**self.factor
-
-    @property
-    def least(self) -> float:
-        """What an answer is multiplied by at least."""
-        return 1.0 if self.factor is None else 2.0**LEAST_FACTOR
 
     @property
     def out(self) -> float:
@@ -105,31 +93,23 @@ class LiftNoise:
         """The variance proxy of a difference of `sides` logits, for |V| = norm and |z| = length."""
         scales, chain = self.scales, self.chain
         out = scales.out
-        # One row alone decides if replies tell decisions only: its errors count for both sides.
-        copies = sides if scales.factor is None else sides**2
-        spread = math.sqrt(copies * self.norms.size * self.place.group)  # of what rounding adds to the weights
+        spread = math.sqrt(sides * self.norms.size * self.place.group)  # of what rounding adds to the weights
         noise = (BINOMIAL * 4.0**-scales.lift + DITHER * 4.0**-scales.grain) * (norm + spread / scales.weights) ** 2
-        rounding = copies * DITHER * (np.asarray(length) / scales.weights) ** 2
-        flood = 0.0 if scales.flood is None else copies * 4.0**scales.flood / 3 / out**2
+        rounding = sides * DITHER * (np.asarray(length) / scales.weights) ** 2
+        flood = 0.0 if scales.flood is None else sides * 4.0**scales.flood / 3 / out**2
         switching = len(chain.primes) * chain.ring / 12 * (sides * self._unit) ** 2
         total: Array = noise + rounding + flood + switching
         return total
 
     @property
     def _unit(self) -> float:
-        """One unit of the switched modulus, as a logit; under the smallest factor."""
-        return self.answer_unit / self.scales.least
-
-    @property
-    def answer_unit(self) -> float:
-        """One unit of the switched modulus, as an answer."""
+        """One unit of the switched modulus, as a logit."""
         return math.ldexp(float(self.chain.modulus), -self.scales.bits) / self.scales.out
 
     def _hard(self, sides: int) -> float:
         """What is bounded without a probability: rounding of the first half, noise of the encryption of zero."""
-        zero = 0.0 if self.scales.flood is None else zero_noise(self.chain) + 0.5
-        below = 0.0 if self.scales.factor is None else 1.0  # what is added to a multiple of the factor
-        return sides * (len(self.chain.primes) / 2 * self._unit + (zero + below) / self.scales.out)
+        zero = 0.0 if self.scales.flood is None else zero_noise(self.chain.ring) + 0.5
+        return sides * (len(self.chain.primes) / 2 * self._unit + zero / self.scales.out)
 
     def deviation(self, X: Array, pair: Pair) -> Array:
         """The standard deviation of the difference of two logits at each point, about."""
@@ -187,19 +167,11 @@ class LiftNoise:
 
 
 def lift_confidence(decisions: int, place: Placement) -> Confidence:
-    """For every answer of every request: K - 1 rivals and K logits; and what the client checks, a sum or blanks."""
+    """For every answer of every request: K - 1 rivals and K logits; and the sum that the client checks."""
     requests = max(1, -(-decisions // place.samples))
-    return Confidence(float(requests) * (place.samples * (2 * place.rows + 1) + place.blanks))
+    return Confidence(float(requests) * place.samples * (2 * place.rows + 1))
 
 
 def check_tolerance(noise: LiftNoise) -> float:
-    """What the sum of all rows of an honest reply, or a blank, moves at most from its known value."""
-    scales, chain = noise.scales, noise.chain
-    if noise.place.blanks:
-        return noise.anywhere() + 1 / scales.out  # the offset of a blank is rounded
-    if scales.factor is None:
-        return noise.place.rows * noise.anywhere()
-    # The second answer is minus the first, re-randomised: only that and switching are left.
-    assert scales.flood is not None
-    switching = noise.confidence.deviations * math.sqrt(len(chain.primes) * chain.ring / 12) * 2 + len(chain.primes)
-    return (2.0**scales.flood + zero_noise(chain) + 2) / scales.out + switching * noise.answer_unit
+    """What the sum of all rows of an honest reply moves at most from its known value; 0 for one row, which has none."""
+    return noise.place.rows * noise.anywhere() if noise.place.rows > 1 else 0.0

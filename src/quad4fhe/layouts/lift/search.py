@@ -14,13 +14,11 @@ from quad4fhe._arrays import Array
 from quad4fhe.layouts.flooding import LEAST_SECURITY, MOST_SECURITY, flood_bits, flood_security, zero_noise
 from quad4fhe.layouts.lift.arithmetic import MOST_BITS
 from quad4fhe.layouts.lift.costs import lift_forecast
-from quad4fhe.layouts.lift.decisions import LARGEST_FACTOR
 from quad4fhe.layouts.lift.monomials import (
     Lift,
     Placement,
     fewest_replies,
-    rows_of,
-    with_check,
+    with_offset,
 )
 from quad4fhe.layouts.lift.noise import (
     LiftNoise,
@@ -30,7 +28,7 @@ from quad4fhe.layouts.lift.noise import (
     lift_confidence,
 )
 from quad4fhe.layouts.lift.powers import count_monomials, lift_of_degree, weights_of
-from quad4fhe.planning.chains import Chain, largest_primes, smallest_prime
+from quad4fhe.planning.chains import Chain, chain
 from quad4fhe.planning.costs import REFERENCE
 from quad4fhe.planning.noise import BINOMIAL, Pair, box_points, deciding, evaluation_error, expected_changes
 from quad4fhe.planning.target import (
@@ -44,10 +42,9 @@ from quad4fhe.planning.target import (
     verdict,
 )
 
-Replies = Literal["private", "logits", "decisions", "plain"]
-REPLIES: tuple[Replies, ...] = ("private", "logits", "decisions", "plain")
+Replies = Literal["private", "logits", "plain"]
+REPLIES: tuple[Replies, ...] = ("private", "logits", "plain")
 CHECKED = 2.0**-20  # the share of wrong keys that should pass the check of a reply
-BLANKS = 2  # each is one more number about the weights that a crafted request can ask for
 MOST_MONOMIALS = 2**20
 MOST_INPUTS = 255  # ciphertexts whose products a compiled kernel adds up without a reduction
 MOST_LIFT = 128  # log2 of the scale of monomials
@@ -60,7 +57,7 @@ _PLAIN = (
     (8192, (50, 50)),
     (8192, (50,) * 3),
 )
-_PRIVATE = ((4096, (45, 45)), (8192, (50, 50)), (8192, (50, 50, 50)), (8192, (49,) * 4))
+_PRIVATE = ((4096, (46, 46)), (8192, (50, 50)), (8192, (50, 50, 50)), (8192, (49,) * 4))
 _WORD = 61  # bits of a coefficient of a request, and of a weight
 _LARGEST_WEIGHT = 2.0**200
 _SPARE_BITS = 1  # of a reply, beyond those that just keep the decisions
@@ -80,35 +77,23 @@ def most_shown(chain: Chain) -> float:
 
 def hides_mask(chain: Chain, place: Placement) -> bool:
     """Whether a malformed key shows little enough: of one sample with the least flooding, of several without any."""
-    least = 0 if place.samples > 1 else flood_bits(zero_noise(chain), LEAST_SECURITY, place.reads)
+    least = 0 if place.samples > 1 else flood_bits(zero_noise(chain.ring), LEAST_SECURITY, place.reads)
     return shown_bits(chain, place, least) <= most_shown(chain)
 
 
 def lift_chains(replies: Replies) -> Iterator[Chain]:
-    """The chains of this layout. A public key is a sample modulo all primes, so with it the special prime counts."""
+    """The chains of this layout."""
     for ring, sizes in _PLAIN if replies == "plain" else _PRIVATE:
-        found = {bits: list(largest_primes(ring, bits, sizes.count(bits))) for bits in set(sizes)}
-        primes = tuple(found[bits].pop(0) for bits in sizes)
-        special = None if len(primes) == 1 else smallest_prime(ring)
-        yield Chain(ring, primes, special, replies != "plain")
+        yield chain(ring, sizes)
 
 
-def placements(ring: int, size: int, outputs: int, samples: int, *, blanks: bool = True) -> Iterator[Placement]:
-    """Ways to lay out the monomials in a ring: groups of rows, and several samples where they fit.
-
-    A single row is checked by blanks where the ring has room for them (and `blanks` allows it), else by a second row.
-    """
-    if blanks and outputs == 1 and Placement(ring, size, 1, 1, 1, BLANKS).roomy:
-        room = (ring - BLANKS + 1) // size - 1
-        for count in {min(room, most, samples) for most in (1, 2, 4, 8, room)}:
-            yield Placement(ring, size, 1, 1, count, BLANKS)
-        return
-    rows = rows_of(outputs, 0)
-    most = fewest_replies(ring, size, rows)
-    for group in range(1, most + 1) if size <= ring else range(1, min(rows, 4) + 1):
+def placements(ring: int, size: int, outputs: int, samples: int) -> Iterator[Placement]:
+    """Ways to lay out the monomials in a ring: groups of outputs, and several samples where they fit."""
+    most = fewest_replies(ring, size, outputs)
+    for group in range(1, most + 1) if size <= ring else range(1, min(outputs, 4) + 1):
         room = max(1, ring // (group * size))
         for count in {1, min(room, 2, samples), min(room, 4, samples), min(room, 8, samples), min(room, samples)}:
-            place = Placement(ring, size, rows, group, count)
+            place = Placement(ring, size, outputs, group, count)
             if place.inputs <= MOST_INPUTS:
                 yield place
 
@@ -131,34 +116,28 @@ def search_lift(question: Question, replies: Replies) -> Found | None:
     shape = question.shape
     if count_monomials(shape.features, question.model.degree) > MOST_MONOMIALS:
         return None
-    alone = replies == "decisions"
-    if alone and shape.outputs > 2:
-        return None
-    aim = _Aim(question, 2.0**LARGEST_FACTOR if alone else 1.0)
+    aim = _Aim(question)
     if not aim.fits:
         return None
     candidates = [
-        (lift_forecast(place, chain, question.samples, 40, REFERENCE, private=replies != "plain").seconds, chain, place)
-        for chain in lift_chains(replies)
-        for place in placements(
-            chain.ring, aim.lift.size, shape.outputs, 1 if alone else question.samples, blanks=not alone
-        )
-        if replies == "plain" or hides_mask(chain, place)
-        if not alone or place.group == 1
+        (lift_forecast(place, made, question.samples, 40, REFERENCE, private=replies != "plain").seconds, made, place)
+        for made in lift_chains(replies)
+        for place in placements(made.ring, aim.lift.size, shape.outputs, question.samples)
+        if replies == "plain" or hides_mask(made, place)
     ]
     coarse: tuple[float, Chain, Placement, Scales] | None = None
     nearest: Found | None = None
-    for _, chain, place in sorted(candidates, key=lambda c: c[0]):
-        scales = _scales(aim, chain, place, replies)
+    for _, made, place in sorted(candidates, key=lambda c: c[0]):
+        scales = _scales(aim, made, place, replies)
         if scales is None:
             continue
-        noise = aim.noise(chain, place, scales)
+        noise = aim.noise(made, place, scales)
         if not aim.met(noise):
             size = noise.anywhere()
             if coarse is None or size < coarse[0]:
-                coarse = (size, chain, place, scales)
+                coarse = (size, made, place, scales)
             continue
-        found = _judged(aim, chain, place, _filled(aim, chain, place, scales, replies), replies)
+        found = _judged(aim, made, place, _filled(aim, made, place, scales, replies), replies)
         if found is not None and not found.judged.missed:
             return found
         if found is not None and (nearest is None or found.judged.error.bound < nearest.judged.error.bound):
@@ -173,12 +152,11 @@ class _Aim:
     """The closest decisions: what steers the search. Nothing is proved with it."""
 
     question: Question
-    stretch: float = 1.0
 
     @cached_property
     def offset(self) -> float:
         """What is added to every answer."""
-        return offset_of(self.question) * self.stretch
+        return offset_of(self.question)
 
     @cached_property
     def lift(self) -> Lift:
@@ -195,9 +173,10 @@ class _Aim:
     def _map(self) -> Array:
         return weights_of(self.lift, self.question.reference)
 
-    def weights(self, rows: int) -> Array:
-        """The map with its check, (rows, D)."""
-        return with_check(self._map, self.offset if self.stretch == 1 else 0.0, rows)
+    @cached_property
+    def weights(self) -> Array:
+        """The map with its offset, (K, D)."""
+        return with_offset(self._map, self.offset)
 
     @cached_property
     def points(self) -> Array:
@@ -225,7 +204,7 @@ class _Aim:
         return float(np.sqrt((lengths**2).mean())) if lengths.size else 1.0
 
     @cached_property
-    def _known(self) -> dict[tuple[int, int], Norms]:
+    def _known(self) -> dict[int, Norms]:
         return {}
 
     def noise(self, chain: Chain, place: Placement, scales: Scales) -> LiftNoise:
@@ -235,10 +214,9 @@ class _Aim:
         return LiftNoise(self.question.reference, self.lift, norms, place, chain, scales, confidence)
 
     def _norms(self, place: Placement) -> Norms:
-        kind = place.rows, place.group
-        if kind not in self._known:
-            self._known[kind] = Norms.of(self.weights(place.rows), place.group)
-        return self._known[kind]
+        if place.group not in self._known:
+            self._known[place.group] = Norms.of(self.weights, place.group)
+        return self._known[place.group]
 
     def met(self, noise: LiftNoise) -> bool:
         """Whether this noise should keep the decisions."""
@@ -263,9 +241,7 @@ def _filled(aim: _Aim, chain: Chain, place: Placement, scales: Scales, replies: 
     Where it can be had, a wrong key passes the check of a reply once in a million times only.
     """
     first = aim.noise(chain, place, scales)
-    # All blanks have to pass; half of that, so that an empty reply, off by the offset, does not.
-    share = CHECKED ** (1 / place.blanks) / 2 if place.blanks else CHECKED
-    most = max(share * aim.question.limits.logit * aim.stretch, 1.25 * check_tolerance(first))
+    most = max(CHECKED * aim.question.limits.logit, 1.25 * check_tolerance(first))
 
     def met(changed: Scales) -> bool:
         noise = aim.noise(chain, place, changed)
@@ -283,12 +259,12 @@ def _filled(aim: _Aim, chain: Chain, place: Placement, scales: Scales, replies: 
 
 def _flooded(aim: _Aim, chain: Chain, place: Placement, scales: Scales, security: int, replies: Replies) -> Scales:
     hidden = _hidden(aim, place, scales, replies)
-    return replace(scales, flood=flood_bits(zero_noise(chain) + hidden, security, place.reads))
+    return replace(scales, flood=flood_bits(zero_noise(chain.ring) + hidden, security, place.reads))
 
 
 def _hidden(aim: _Aim, place: Placement, scales: Scales, replies: Replies) -> float:
     """What flooding hides beyond the noise of an encryption of zero."""
-    return request_noise(aim.weights(place.rows), place, scales.weights) if replies == "logits" else 0.0
+    return request_noise(aim.weights, place, scales.weights) if replies == "logits" else 0.0
 
 
 def request_noise(weights: Array, place: Placement, scale: float) -> float:
@@ -300,15 +276,14 @@ def request_noise(weights: Array, place: Placement, scale: float) -> float:
 
 def _scales(aim: _Aim, chain: Chain, place: Placement, replies: Replies) -> Scales | None:
     """The scales of least noise that fill the chain, with the least flooding; None where nothing fits."""
-    lift, weights = aim.lift, aim.weights(place.rows)
-    limit = aim.question.limits.logit * aim.stretch + aim.offset
+    lift, weights = aim.lift, aim.weights
+    limit = aim.question.limits.logit + aim.offset
     out = chain.modulus / (2 * GUARD * max(limit, SMALLEST_BOUND))
-    factor = LARGEST_FACTOR if replies == "decisions" else None
     grain = math.floor(_WORD - math.log2(lift.largest))
     most = 2.0 ** (_WORD - math.log2(max(float(np.abs(weights).max()), 2.0**-500)))
     best: tuple[float, Scales] | None = None
     for log2 in range(1, min(math.ceil(math.log2(max(out, 2.0))), MOST_LIFT + 1)):
-        found = Scales(log2, min(grain, log2), min(out / 2.0**log2, most), MOST_BITS, None, factor)
+        found = Scales(log2, min(grain, log2), min(out / 2.0**log2, most), MOST_BITS, None)
         if replies != "plain":
             found = _flooded(aim, chain, place, found, LEAST_SECURITY, replies)
             assert found.flood is not None
@@ -335,33 +310,26 @@ def _judged(aim: _Aim, chain: Chain, place: Placement, scales: Scales, replies: 
     slot_bound = lift_bound(question, noise, aim.offset)
     if chain.modulus < 2 * slot_bound * scales.out:
         return None
-    judged = verdict(question, question.reference, noise, slot_bound / aim.stretch * 2.0**-51)
+    judged = verdict(question, question.reference, noise, slot_bound * 2.0**-51)
     security = None
     if scales.flood is not None:
         hidden = _hidden(aim, place, scales, replies)
-        security = flood_security(zero_noise(chain) + hidden, scales.flood, place.reads)
+        security = flood_security(zero_noise(chain.ring) + hidden, scales.flood, place.reads)
     return Found(chain, place, scales, security, noise, slot_bound, judged)
 
 
 def lift_bound(question: Question, noise: LiftNoise, offset: float) -> float:
     """What no answer exceeds anywhere in the box, noise included."""
-    largest = (question.limits.logit + noise.anywhere()) * noise.scales.stretch
-    again = 0.0 if noise.scales.factor is None else check_tolerance(noise)  # the second answer is re-randomised again
-    return max((largest + offset + again) * (1 + 1e-6), 2.0**-500)
+    return max((question.limits.logit + noise.anywhere() + offset) * (1 + 1e-6), 2.0**-500)
 
 
 def offset_of(question: Question) -> float:
-    """What is added to every answer: far more than noise, and little compared with the answers."""
-    return question.limits.logit / 1024
+    """What is added to every answer: far more than noise, and little compared with the answers; 0 for one output."""
+    return question.limits.logit / 1024 if question.shape.outputs > 1 else 0.0
 
 
 def why_not_lift(question: Question) -> str:
     """What keeps a model from this layout, and what to do instead."""
-    if question.replies == "decisions" and (K := question.shape.outputs) > 2:
-        return (
-            f"replies of decisions only are for two classes, and this model has {K}: for {K} classes a reply would "
-            f"need a random factor and a ciphertext for each of {K * (K - 1) // 2} pairs; take replies='private'"
-        )
     degree = question.model.degree
     count = count_monomials(question.shape.features, degree)
     if count > MOST_MONOMIALS:

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 from quad4fhe._progress import Progress
 from quad4fhe.errors import InputError
-from quad4fhe.he.calibrate import calibrate
 from quad4fhe.layouts import LAYOUTS
 from quad4fhe.layouts.planner import plan
 from quad4fhe.planning.chains import SECURE_BITS
@@ -60,7 +59,6 @@ The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room
         options = found.options
         # A promise that was not counted again for the page must not appear on it, nor in its plans.
         fit = found.fit if found.verified.guarantee is not None else replace(found.fit, holdout=None)
-        machine = options.machine or calibrate()
 
         def made(samples: int, layout: Any) -> Plan:
             return plan(
@@ -70,7 +68,6 @@ The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room
                 precision=options.precision,
                 X=found.X,
                 widen=options.widen,
-                machine=machine,
             )
 
         progress("encryption plan", 0, 0)
@@ -91,8 +88,7 @@ The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room
         """The bills side by side, and each plan in words."""
         columns = [_bill(plan) for plan in self.plans]
         names = [f"{plan.layout}, {_count(plan.samples)}" for plan in self.plans]
-        taken, options = self.plans[0], self.found.options
-        machine = f"times are forecasts for one core of {taken.forecast.machine} machine"
+        options = self.found.options
         bill = options.bill
         return {
             "run": [] if bill is None else [list(line) for line in bill.lines()],
@@ -101,7 +97,7 @@ The box of inputs is the calibration range, widened by {{ "%.2g" % plans[0].room
             "layouts": list(LAYOUTS),
             "plans": self.plans,
             "reasons": self.reasons,
-            "caption": f"Plans at precision {options.precision}; {machine}",
+            "caption": f"Plans at precision {options.precision}; times are forecasts for one reference core",
             "head": ["", marked(names[0], "taken"), *names[1:]],
             "rows": [[name, *(column[name] for column in columns)] for name in columns[0]],
             "names": names,
@@ -140,7 +136,6 @@ def _bill(plan: Plan) -> dict[str, str]:
         "requests": f"{groups(plan.samples, plan.per_request):,}",
         "upload": readable_bytes(bill.upload_bytes),
         "download": readable_bytes(bill.download_bytes),
-        "evaluation keys, once": readable_bytes(bill.key_bytes) if bill.key_bytes else "none",
         "client time": readable_seconds(bill.client_seconds),
         "server time": readable_seconds(bill.server_seconds),
         "time per sample": readable_seconds(bill.seconds / plan.samples),

@@ -1,1 +1,0 @@
-"""Layout packed: one sample spread over the slots of a ciphertext, with rotations."""
