@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
 
 from lattice import Instance, bdd, dual_hybrid, estimate, usvp
+from quad4fhe.layouts.lift.search import lift_chains, most_shown
 from quad4fhe.planning.chains import SECURE_BITS
 from security import PAGE, PUBLISHED, chosen
 
@@ -50,3 +52,11 @@ def test_every_chain_of_the_planner_is_on_the_page_with_its_estimate() -> None:
     for (ring, _, bits), cost in exact.items():
         assert estimate(Instance(ring, bits), "matzov")[0].bits == pytest.approx(cost, abs=0.1)
     assert min(exact.values()) > 127.9
+
+
+def test_what_a_false_key_leaves_of_u_is_still_secure() -> None:
+    """A reply may show so many of u's coefficients to a client whose public key is not well formed, and no more."""
+    for made in lift_chains("private"):
+        known = int(most_shown(made) / math.log2(3))
+        assert 100 < known < made.ring
+        assert estimate(Instance(made.ring - known, made.bits), "matzov")[0].bits > 127

@@ -17,9 +17,9 @@ from quad4fhe.he.seal import Context, SecretKey
 from quad4fhe.he.session import ReplyError
 from quad4fhe.layouts.batch.evaluation import BatchEvaluator
 from quad4fhe.layouts.batch.privacy import Blinding, Flooding
-from quad4fhe.layouts.blinding import PublicKey, draw
-from quad4fhe.layouts.flooding import draw_flood
-from quad4fhe.layouts.lift._compiled import encryptions_of_zero, exact
+from quad4fhe.layouts.blinding import draw
+from quad4fhe.layouts.flooding import blinding_deviation, draw_flood, zero_noise
+from quad4fhe.layouts.lift._compiled import add_zeros, exact
 from quad4fhe.layouts.masks import expand
 from quad4fhe.layouts.planner import plan
 from quad4fhe.planning.chains import chain
@@ -153,11 +153,12 @@ def test_flooding_is_even_and_the_same_modulo_every_prime() -> None:
 def test_the_zero_encryptions_noise_stays_below_what_flooding_is_made_for() -> None:
     key, flooding = SecretKey(Context(CHAIN)), Flooding(CHAIN, 1, 2, 40)
     secret = key._values[:2].astype(object)
-    public = PublicKey(exact(CHAIN).from_ntt(key.zeros(1))[0], expand(key.seed, 1, CHAIN.primes, CHAIN.ring)[0])
-    x, y = encryptions_of_zero(public, draw(CHAIN.ring, 2), CHAIN.primes).astype(object)
-    whole = np.stack([x[0], x[1] + y[0], y[1]])[None] % modulus()
-    noise = coefficients(opened(whole, secret))
-    assert 2 < max(map(abs, noise)) <= flooding.hidden
+    keys = np.stack([key.zeros(1)[0], expand(key.seed, 1, CHAIN.primes, CHAIN.ring)[0]])
+    whole = np.zeros((1, 3, 2, CHAIN.ring), dtype=np.uint64)
+    add_zeros(whole[0], whole[0, 0].copy(), keys, draw(CHAIN.ring, 2), CHAIN.primes)
+    noise = np.array(coefficients(opened(whole, secret)), dtype=float)
+    assert 2 < np.abs(noise).max() <= zero_noise(CHAIN.ring, 2)
+    assert noise.std() <= flooding.hidden == blinding_deviation(CHAIN.ring, 2)
     assert flooding.security == pytest.approx(41 - math.log2(4096 * flooding.hidden))
 
 
@@ -182,7 +183,7 @@ def test_what_a_malformed_public_key_gives_away() -> None:
     """Statement A asks for a well-formed key. With pk0 a large constant instead, the flooding no longer hides u.
 
     The first polynomial then shows u itself, coefficient by coefficient, and u takes the mask off the second. If this
-    test fails, docs/lift.md says too little about layout batch.
+    test fails, docs/private_replies.md says too little about layout batch.
     """
     (q, r), ring, seed = CHAIN.primes, CHAIN.ring, b"k" * 32
     step = q * r // 3

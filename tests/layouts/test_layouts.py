@@ -27,7 +27,7 @@ class Toy(BatchLayout):
     purpose = "a layout of the tests"
 
     def search(self, question: Question) -> list[Choice]:
-        nothing = {"client_seconds": 0.0, "server_seconds": 0.0}
+        nothing = dict.fromkeys(("client_seconds", "server_seconds", "upload_bytes", "download_bytes"), 0)
         return [replace(c, layout="toy", cost=replace(c.cost, **nothing)) for c in super().search(question)]
 
 

@@ -2,7 +2,7 @@
 
 A private reply has encryptions of zero added, under the client's public key. Their noise depends on secrets of the
 server, so every coefficient that the client can read also gets a number that is even on [-2^flood, 2^flood).
-docs/lift.md has the proofs.
+docs/private_replies.md has the proofs.
 """
 
 from __future__ import annotations
@@ -22,21 +22,27 @@ _TAIL = 14.5  # deviations
 _LIMB = 24  # bits; with a prime of 32 bits, 2^8 products fit a word
 
 
-def zero_noise(ring: int, degree: int = 1) -> float:
-    """What no coefficient of the server's own encryption of zero decrypts to, but for 2^-150.
+def blinding_deviation(ring: int, degree: int = 1) -> float:
+    """The largest deviation of a coefficient that the server's own encryption of zero decrypts to.
 
     That is e1 s - e u. Whatever the client's s (ternary) and e (21 at most) are, the server draws u and e1 after them,
-    with mean zero and variances 2/3 and 10.5; both are strictly sub-Gaussian. An encryption of `degree` is the sum of
-    s^i times encryptions of degree 1, and s^i multiplies noise by at most N^i.
+    with mean zero and variances 2/3 and 10.5. An encryption of `degree` is the sum of s^i times encryptions of degree
+    1, and s^i multiplies noise by at most N^i.
     """
-    one = _TAIL * math.sqrt(ring * (LARGEST_NOISE**2 * 2 / 3 + LARGEST_NOISE / 2))
+    one = math.sqrt(ring * (LARGEST_NOISE**2 * 2 / 3 + LARGEST_NOISE / 2))
     return one * sum(float(ring) ** i for i in range(degree))
 
 
-def flood_bits(hidden: float, security: float, reads: int) -> int:
-    """log2 of the flooding that hides noise up to `hidden` in `reads` coefficients but for 2^-security.
+def zero_noise(ring: int, degree: int = 1) -> float:
+    """What no such coefficient exceeds, but for 2^-150: u and e1 are strictly sub-Gaussian."""
+    return _TAIL * blinding_deviation(ring, degree)
 
-    A shift by n changes the even distribution on 2^(flood + 1) numbers by |n| / 2^(flood + 1) in total variation.
+
+def flood_bits(hidden: float, security: float, reads: int) -> int:
+    """log2 of the flooding that hides noise of deviation `hidden` in `reads` coefficients but for 2^-security.
+
+    A shift by n changes the even distribution on 2^(flood + 1) numbers by |n| / 2^(flood + 1) in total variation. What
+    counts is the mean over the noise, which is at most its deviation.
     """
     return math.ceil(security - 1 + math.log2(reads * hidden))
 

@@ -141,7 +141,7 @@ def _best(question: Question, layout: str, found: list[Choice]) -> Choice:
 
 
 def _rank(choice: Choice) -> tuple[bool, float]:
-    return choice.missed, choice.cost.seconds
+    return choice.missed, choice.cost.price
 
 
 def _check_margins(model: PolynomialModel, X: Array, margins: Array) -> None:

@@ -24,8 +24,11 @@ class Machine:
     decrypt: float
 
 
-# Measured on one core of an AMD EPYC (Zen 3, 2.45 GHz), numba kernels.
-REFERENCE = Machine(multiply=0.055, element=1.0, encrypt=100.0, decrypt=65.0)
+# Measured on one core of an AMD EPYC (Zen 3, 2.45 GHz), of whole requests: benchmarks/forecast.py.
+REFERENCE = Machine(multiply=0.042, element=0.72, encrypt=62.0, decrypt=36.0)
+
+
+BYTE_SECONDS = 1e-7  # what a byte on the way is worth: 0.1 ms a kB, the time it takes at 80 megabits a second
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class Forecast:
     def seconds(self) -> float:
         """Client and server together."""
         return self.client_seconds + self.server_seconds
+
+    @property
+    def price(self) -> float:
+        """What plans are compared by: the seconds of both sides, and those that the bytes are worth."""
+        return self.seconds + BYTE_SECONDS * (self.upload_bytes + self.download_bytes)
 
 
 @dataclass(frozen=True)

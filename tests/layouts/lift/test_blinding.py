@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from quad4fhe.layouts.blinding import Draws, PublicKey, draw, drawn
-from quad4fhe.layouts.flooding import zero_noise
-from quad4fhe.layouts.lift._compiled import Compiled, encryptions_of_zero
+from quad4fhe.layouts.flooding import blinding_deviation
+from quad4fhe.layouts.lift._compiled import Compiled, add_zeros
 from quad4fhe.layouts.lift.monomials import Placement
 from quad4fhe.planning.chains import Chain, chain
 
@@ -41,7 +41,7 @@ CASES = [
     (chain(4096, (46, 46)), Placement(4096, 3000, 2, 2, 1), 40),
     (chain(2048, (50,)), Placement(2048, 600, 7, 6, 1), 41),  # transforms
     (chain(1024, (26,)), Placement(1024, 50, 7, 7, 1), 22),  # a window of the request
-    (chain(1024, (26,)), Placement(1024, 100, 1, 1, 6), 24),  # several samples
+    (chain(1024, (26,)), Placement(1024, 100, 1, 1, 6), 24),  # samples
     (chain(2048, (53,)), Placement(2048, 600, 7, 6, 1), 40),  # primes above 2^50
     (chain(2048, (53,)), Placement(2048, 1500, 2, 1, 1), 53),
 ]
@@ -135,19 +135,21 @@ def test_an_encryption_of_zero_decrypts_to_noise_of_the_predicted_size(ring: int
     s, e = own.u[0].astype(np.int64).tolist(), own.noise[0].astype(np.int64).tolist()
     pk1 = np.random.default_rng(1).integers(0, q, ring).tolist()
     pk0 = [-(x + y) % q for x, y in zip(product(pk1, s), e, strict=True)]
-    key = PublicKey(np.array([pk0], np.uint64), exact.to_ntt(np.array([[pk1]], np.uint64))[0])
-    draws = drawn(b"and a third key of thirty-two by", ring, rows)
-    zeros = exact.from_ntt(encryptions_of_zero(key, draws, made.primes).reshape(-1, 1, ring)).reshape(rows, 2, ring)
+    keys = exact.to_ntt(np.array([[pk0], [pk1]], np.uint64))
     found = []
-    for u, noise, (first, second) in zip(draws.u.tolist(), draws.noise.tolist(), zeros.tolist(), strict=True):
+    for seed in range(rows):
+        draws, zero = drawn(bytes([seed] * 32), ring, 1), np.zeros((2, 1, ring), np.uint64)
+        add_zeros(zero, zero[0], keys, draws, made.primes)
+        first, second = exact.from_ntt(zero)[:, 0].tolist()
         decrypted = [x % q for x in plus(first, product(second, s))]
         centred = [x - q if x > q // 2 else x for x in decrypted]
+        u, noise = draws.u[0].tolist(), draws.noise[0].tolist()
         assert centred == plus(product(noise, s), [-x for x in product(e, u)])
         found += centred
     deviation = math.sqrt(ring * 10.5 * (2 / 3 + 2 / 3))
     assert np.std(found) == pytest.approx(deviation, rel=0.05)
     assert np.abs(found).max() < 6 * deviation
-    assert 14 * deviation < zero_noise(ring)  # which covers any noise in the key of 21 at most
+    assert deviation < blinding_deviation(ring)  # the largest for any noise in the key of 21 at most
 
 
 def test_whole_ternary_numbers_and_noise_are_strictly_sub_gaussian() -> None:
@@ -155,3 +157,21 @@ def test_whole_ternary_numbers_and_noise_are_strictly_sub_gaussian() -> None:
     for t in np.linspace(0.01, 8, 200):
         assert (1 + 2 * math.cosh(t)) / 3 <= math.exp(t * t * (2 / 3) / 2)
         assert math.cosh(t / 2) ** 42 <= math.exp(t * t * 10.5 / 2)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_a_reply_of_several_parts_has_encryptions_of_zero_added_one_further_each(degree: int) -> None:
+    made, rng = chain(1024, (26,)), np.random.default_rng(degree)
+    (q,), exact = made.primes, Compiled(made)
+    parts = rng.integers(0, q, (degree + 1, 1, 1024)).astype(np.uint32)
+    flood, keys = rng.integers(0, q, (1, 1024), dtype=np.uint64), rng.integers(0, q, (2, 1, 1024), dtype=np.uint64)
+    draws = drawn(bytes(32), 1024, degree)
+    wanted = exact.from_ntt(parts.astype(np.uint64))[:, 0].tolist()
+    pk0, pk1 = exact.from_ntt(keys)[:, 0].tolist()
+    add_zeros(parts, flood, keys, draws, made.primes)
+    wanted[0] = plus(wanted[0], flood[0].tolist())
+    for d, (u, noise) in enumerate(zip(draws.u.tolist(), draws.noise.tolist(), strict=True)):
+        wanted[d] = plus(wanted[d], product(pk0, u))
+        wanted[d + 1] = plus(wanted[d + 1], product(pk1, u), noise)
+    found = exact.from_ntt(parts.astype(np.uint64))[:, 0].tolist()
+    assert found == [[x % q for x in row] for row in wanted]

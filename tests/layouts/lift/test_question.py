@@ -21,6 +21,7 @@ from quad4fhe.layouts.lift.search import hides_mask, lift_chains, placements
 from quad4fhe.layouts.masks import expand
 from quad4fhe.layouts.planner import plan
 from quad4fhe.mlp import decide
+from quad4fhe.planning.chains import SECURE_BITS
 from quad4fhe.planning.describe import describe
 from quad4fhe.planning.plan import Plan
 from support.exchange import connect, run, sealed
@@ -217,7 +218,8 @@ def test_rows_that_share_a_private_reply_show_little_of_its_mask() -> None:
     fields = plan(fit_of(3), samples=1, layout="lift").to_dict()
     flood, ring = 60, fields["chain"]["ring"]
     each = sum(map(math.log2, fields["chain"]["primes"])) - flood
-    most = int(ring * math.log2(3) / 2 / each)
+    share = math.prod(fields["chain"]["primes"]).bit_length() / SECURE_BITS[ring]
+    most = int(ring * math.log2(3) * (1 - share) / each)  # what is left of u is as secure as the table's ring for Q
     assert 3 < most < ring // 21  # 21 monomials: all of these rows have room
 
     def grouped(rows: int) -> Plan:

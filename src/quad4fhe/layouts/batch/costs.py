@@ -9,7 +9,9 @@ from quad4fhe.layouts.masks import SEED_BYTES
 from quad4fhe.planning.chains import Chain
 from quad4fhe.planning.costs import Forecast, Machine, Shape, groups
 
-_MASK, _REBASE = 2.5, 4.0  # a residue expanded from a seed, and moved to another mask, in units of `element`
+_MASK, _REBASE = 3.5, 5.5  # a residue expanded from a seed, and moved to another mask, in units of `element`
+_ZERO = 30.0  # a residue of an encryption of zero and of its share of flooding
+_REQUEST, _MOVED = 4e5, 2.5  # nanoseconds of either side for each request, and for each residue that travels
 Numbers = Any  # a number, or an array of them
 CHUNK_BYTES = 128 * 2**20  # encrypted features held at once by either side; more features are streamed
 
@@ -86,7 +88,8 @@ def batch_seconds(
     server = ring * primes * (per_prime * machine.multiply + elements * machine.element)
     server += ring * primes * d * _MASK * machine.element
     if private:
-        server += ring * primes * degree * K * 30 * machine.element
+        server += ring * primes * degree * K * _ZERO * machine.element
     encrypt = machine.encrypt + (_MASK + _REBASE) * machine.element
     client = ring * primes * (d * encrypt + parts / 2 * K * machine.decrypt)
-    return count * client * 1e-9, count * server * 1e-9
+    fixed = _REQUEST + ring * primes * (d + private + parts * K) * _MOVED
+    return count * (client + fixed) * 1e-9, count * (server + fixed) * 1e-9

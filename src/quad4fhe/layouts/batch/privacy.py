@@ -2,7 +2,7 @@
 
 (x0, x1 + y0, y1) from two encryptions of zero x and y decrypts to the noise of x plus s times that of y, so a public
 key is enough to re-randomise all polynomials of a reply. Every coefficient of the first is flooded, to hide that noise.
-docs/lift.md has the proof.
+docs/private_replies.md has the proof.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quad4fhe.layouts.blinding import PublicKey, draw
-from quad4fhe.layouts.flooding import draw_flood, flood_security, zero_noise
+from quad4fhe.layouts.blinding import draw
+from quad4fhe.layouts.flooding import blinding_deviation, draw_flood, flood_security, zero_noise
 from quad4fhe.layouts.forms import Words
-from quad4fhe.layouts.lift._compiled import encryptions_of_zero, exact
+from quad4fhe.layouts.lift._compiled import add_zeros
 from quad4fhe.planning.chains import Chain
 
 
@@ -31,8 +31,8 @@ class Flooding:
 
     @property
     def hidden(self) -> float:
-        """What a coefficient of the encryption of zero has at most."""
-        return zero_noise(self.chain.ring, self.degree)
+        """The deviation of a coefficient of what the encryptions of zero add."""
+        return blinding_deviation(self.chain.ring, self.degree)
 
     @property
     def security(self) -> float:
@@ -47,27 +47,22 @@ class Flooding:
     @property
     def hard(self) -> float:
         """What a slot moves at most beyond that: the encryption of zero, and the flooding's mean of -1/2."""
-        return self.chain.ring * (self.hidden + 0.5)
+        return self.chain.ring * (zero_noise(self.chain.ring, self.degree) + 0.5)
 
 
 class Blinding:
     """Re-randomises replies; every one takes fresh encryptions of zero and a fresh flooding."""
 
     def __init__(self, flooding: Flooding) -> None:
-        self._flooding, self._exact = flooding, exact(flooding.chain)
+        self._flooding = flooding
 
     def blind(self, reply: NDArray[np.uint32], first: Words, second: Words) -> None:
         """Re-randomise a reply (K, degree + 1, primes, N) in place.
 
         `first` and `second` (primes, N) are the halves of the client's public key, in NTT form.
         """
-        chain, degree = self._flooding.chain, self._flooding.degree
-        key = PublicKey(self._exact.from_ntt(first[None].astype(np.uint64))[0], second.astype(np.uint64))
-        modulus = np.array(chain.primes, dtype=np.uint64)[:, None]
+        chain, own = self._flooding.chain, self._flooding
+        keys = np.stack([first, second]).astype(np.uint64)
         for row in reply:
-            drawn = draw_flood(self._flooding.bits, chain.ring, chain.primes)
-            total = row.astype(np.uint64)
-            total[0] += self._exact.to_ntt(drawn[None])[0]
-            for power, zero in enumerate(encryptions_of_zero(key, draw(chain.ring, degree), chain.primes)):
-                total[power : power + 2] += zero
-            row[:] = total % modulus
+            flood = draw_flood(own.bits, chain.ring, chain.primes)
+            add_zeros(row, flood, keys, draw(chain.ring, own.degree), chain.primes)

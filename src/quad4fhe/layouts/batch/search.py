@@ -18,7 +18,7 @@ from quad4fhe.layouts.batch.costs import batch_forecast, batch_seconds
 from quad4fhe.layouts.batch.decoding import judged_by_slots
 from quad4fhe.layouts.batch.noise import BatchNoise, batch_confidence
 from quad4fhe.layouts.batch.privacy import Flooding
-from quad4fhe.layouts.flooding import LEAST_SECURITY, MOST_SECURITY, flood_bits, zero_noise
+from quad4fhe.layouts.flooding import LEAST_SECURITY, MOST_SECURITY, blinding_deviation, flood_bits
 from quad4fhe.planning.bounds import bound, largest_scale
 from quad4fhe.planning.chains import RINGS, Chain, chain, most_bits
 from quad4fhe.planning.costs import REFERENCE
@@ -298,7 +298,7 @@ def batch_chains() -> tuple[Chain, ...]:
 
 def _least_flooding(question: Question, circuit: Circuit, made: Chain) -> Flooding:
     outputs = question.shape.outputs
-    bits = flood_bits(zero_noise(made.ring, circuit.degree), LEAST_SECURITY, outputs * made.ring)
+    bits = flood_bits(blinding_deviation(made.ring, circuit.degree), LEAST_SECURITY, outputs * made.ring)
     return Flooding(made, outputs, circuit.degree, bits)
 
 

@@ -14,7 +14,8 @@ from quad4fhe._arrays import IntArray
 from quad4fhe.layouts.blinding import Draws, PublicKey
 from quad4fhe.layouts.lift import _kernels_narrow as narrow
 from quad4fhe.layouts.lift import _kernels_numba as wide
-from quad4fhe.layouts.lift._kernels_replies import Blind, blinded
+from quad4fhe.layouts.lift import _kernels_replies as replies
+from quad4fhe.layouts.lift._kernels_replies import Blind
 from quad4fhe.layouts.lift.arithmetic import inverse_of_others, residues
 from quad4fhe.layouts.lift.monomials import Placement
 from quad4fhe.planning.chains import Chain
@@ -49,10 +50,15 @@ def _zeros(blind: Blind, q: int) -> Words:
     return np.stack([first, second])
 
 
-def encryptions_of_zero(key: PublicKey, draws: Draws, primes: tuple[int, ...]) -> Words:
-    """Encryptions of zero (R, 2, primes, N) in NTT form, one for each of the draws."""
-    each = [_zeros(Blind(key.first[p], key.second[p], draws.u, draws.noise), q) for p, q in enumerate(primes)]
-    return np.stack(each, axis=2).swapaxes(0, 1)
+def add_zeros(parts: NDArray[Any], flood: Words, keys: Words, draws: Draws, primes: tuple[int, ...]) -> None:
+    """Re-randomise a ciphertext (d + 1, primes, N) in NTT form in place, with flooding (primes, N) as coefficients.
+
+    `keys` (2, primes, N) are the halves of a public key in NTT form; all primes are below 2^49.
+    """
+    for p, q in enumerate(primes):
+        own = np.ascontiguousarray(parts[:, p])
+        replies.add_zeros(own, flood[p], np.ascontiguousarray(keys[:, p]), draws.u, draws.noise, q)
+        parts[:, p] = own
 
 
 class Compiled:
@@ -169,7 +175,7 @@ class CompiledLinear:
         """What one prime adds to the second halves, and its residues of the coefficients that are read."""
         factor = inverse_of_others(self._chain, q)
         if q < narrow.LARGEST and bits <= narrow.MOST_BITS:
-            return blinded(self._weights[p], masks, firsts, blind, positions, q, factor, bits, out)
+            return replies.blinded(self._weights[p], masks, firsts, blind, positions, q, factor, bits, out)
         second = _kernel(q).combine(self._weights[p], masks, q)
         first = np.zeros_like(second)
         if firsts is not None:

@@ -121,6 +121,36 @@ def _products_at(first: Any, u: Any, positions: Any, q: Any, whole: Any, out: An
             out[r, p] = np.uint64(total + q if total < 0 else total)
 
 
+@njit(nogil=True, cache=True)
+def _add_zeros(
+    parts: Any, flood: Any, keys: Any, u: Any, noise: Any, moduli: Any, tables: Any, h: Any, t: Any, total: Any
+) -> None:
+    """parts (d + 1, N) in NTT form, in place: plus flood at the first, plus d encryptions of zero, each one further."""
+    (q, inverse), (roots, late) = moduli, tables
+    for i in range(h.size):
+        h[i] = _centred(np.float64(np.int64(flood[i])), q, inverse)
+    _transform(h, t, q, inverse, roots, late)
+    for i in range(h.size):
+        total[i] = np.float64(np.int64(parts[0, i])) + h[i]
+    for d in range(parts.shape[0]):
+        if d < u.shape[0]:
+            for i in range(h.size):
+                h[i] = np.float64(u[d, i])
+            _transform(h, t, q, inverse, roots, late)
+            for i in range(h.size):
+                total[i] += _times(keys[0, i], h[i], q, inverse)
+        for i in range(h.size):
+            x = np.int64(_centred(total[i], q, inverse))
+            parts[d, i] = x + np.int64(q) if x < 0 else x
+        if d < u.shape[0]:
+            for i in range(h.size):
+                total[i] = np.float64(np.int64(parts[d + 1, i])) + _times(keys[1, i], h[i], q, inverse)
+                h[i] = np.float64(noise[d, i])
+            _transform(h, t, q, inverse, roots, late)
+            for i in range(h.size):
+                total[i] += h[i]
+
+
 @dataclass(frozen=True, eq=False)
 class Blind:
     """What blinds the replies, modulo one prime: the client's key, pk0 as coefficients; u and e1 of each reply."""
@@ -156,8 +186,10 @@ def blinded(
         _centre(firsts, t.q, t.inverse, values)
         _transform_each(values, turned, t.q, t.inverse, t.roots, t.late)
     if blind is not None:
-        _centre(np.stack([blind.first, blind.second]), t.q, t.inverse, keys)
-        _transform_each(keys[:1], turned, t.q, t.inverse, t.roots, t.late)
+        _centre(blind.second[None], t.q, t.inverse, keys[1:])
+        if firsts is not None:
+            _centre(blind.first[None], t.q, t.inverse, keys[:1])
+            _transform_each(keys[:1], turned, t.q, t.inverse, t.roots, t.late)
     none = np.empty((0, ring), dtype=np.int8)
     reads = np.zeros((len(weights), positions.size), dtype=np.uint64)
     if firsts is None and blind is not None:
@@ -181,3 +213,17 @@ def blinded(
         out,
     )
     return reads
+
+
+def add_zeros(
+    parts: NDArray[Any], flood: Words, keys: Words, u: NDArray[np.int8], noise: NDArray[np.int8], q: int
+) -> None:
+    """Re-randomise a ciphertext of d + 1 parts (N,) in NTT form in place, modulo one prime.
+
+    (x0, x1 + y0, ..., yd) is added for d encryptions of zero x, y, ..., each from a row of u and noise (d, N), and the
+    flooding, coefficients (N,), to the first part. The halves of the public key, keys (2, N), are in NTT form.
+    """
+    ring = keys.shape[1]
+    t, (h, turned), centred = _tables(ring, q), _scratch(ring), np.empty(keys.shape)
+    _centre(keys, t.q, t.inverse, centred)
+    _add_zeros(parts, flood, centred, u, noise, (t.q, t.inverse), (t.roots, t.late), h, turned, np.empty(ring))

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quad4fhe.layouts.bits import packed_bytes
+from quad4fhe.layouts.lift._compiled import MOST_DOTS
 from quad4fhe.layouts.lift.monomials import Placement
 from quad4fhe.layouts.masks import seeded_bytes
 from quad4fhe.planning.chains import Chain
-from quad4fhe.planning.costs import Forecast, Machine, groups
+from quad4fhe.planning.costs import Forecast, groups
 
 NARROW = 2**50  # primes below this are computed with in float64, which is several times as fast
+_CALL = 100_000.0  # for each encryption by SEAL, whatever its size
+_DRAW = 60_000.0  # for each private reply, whatever its size
+_CLIENT, _SERVER = 180_000.0, 120_000.0  # for each request, whatever its size
 
 
 @dataclass(frozen=True)
@@ -28,30 +32,28 @@ def sizes(place: Placement, chain: Chain, bits: int, *, private: bool) -> Sizes:
     return Sizes(request, reply)
 
 
-def lift_forecast(
-    place: Placement, chain: Chain, samples: int, bits: int, machine: Machine, *, private: bool
-) -> Forecast:
-    """The bill."""
+def lift_forecast(place: Placement, chain: Chain, samples: int, bits: int, *, private: bool) -> Forecast:
+    """The bill, in nanoseconds measured on the reference machine: whole requests, and all that is made for them."""
     count = groups(samples, place.samples)
     ring, J, R = chain.ring, place.inputs, place.replies
-    residues = ring * len(chain.primes)
-    slow = sum(1.0 if q < NARROW else 4.0 for q in chain.primes) * ring
-    # Per residue, in units of `element`: expanding a seed 5, a transform 4 to 6, a product 0.9, an answer 1, switching
-    # and packing 4.5.
-    element = machine.element
-    monomials = place.samples * place.size * 10 * element
+    primes = len(chain.primes)
+    residues, slow = ring * primes, sum(1.0 if q < NARROW else 4.0 for q in chain.primes) * ring
+    each = sizes(place, chain, bits, private=private)
     sent = J + private  # ciphertexts of a request, the public key included
-    encrypt = sent * (residues * (machine.encrypt + 7 * element) + slow * 4 * element) + monomials
-    read = place.replies * ring * (2 + place.places * place.group) * element
-    answers = place.reads * (place.used // place.samples) * len(chain.primes) * element
-    masks = sent * residues * 5 * element + (0.9 * J * R + 6 * R) * slow * element
-    finish = R * (4.5 * residues + 3 * ring) * element + (2 * R * residues * element if private else 0.0)
-    zero = 20 * R * slow * element if private else 0.0
-    server = count * (answers + masks + finish + zero)
-    found = sizes(place, chain, bits, private=private)
+    encrypt = sent * (_CALL + 62 * residues + 16 * (slow - residues)) + 10 * place.samples * place.size
+    read = R * ring * (4.5 + 0.6 * place.places * place.group)
+    halves = R * slow * (5 + 0.9 * J) + (_DRAW + R * (4 * slow + 2 * ring) if private else 0.0)
+    if place.places * place.group > MOST_DOTS:
+        answers = 3.5 * J * slow + R * slow * (5 + 0.4 * J)
+    else:
+        n = place.used // place.samples
+        answers = place.reads * primes * (0.6 * n + (0.75 * ring if private else 0.0))
+    server = 9 * sent * residues + halves + answers
+    moved = 0.7 * (each.request + each.reply)
+    scale = count * 1e-9
     return Forecast(
-        upload_bytes=count * found.request,
-        download_bytes=count * found.reply,
-        client_seconds=count * (encrypt + read) * 1e-9,
-        server_seconds=server * 1e-9,
+        upload_bytes=count * each.request,
+        download_bytes=count * each.reply,
+        client_seconds=scale * (encrypt + read + moved + _CLIENT),
+        server_seconds=scale * (server + moved + _SERVER),
     )

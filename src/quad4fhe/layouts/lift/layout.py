@@ -13,7 +13,7 @@ import numpy as np
 from quad4fhe._arrays import Array
 from quad4fhe.errors import InputError
 from quad4fhe.layouts.base import Evaluator, Layout, question_of, read_settings
-from quad4fhe.layouts.flooding import LEAST_SECURITY, flood_security, zero_noise
+from quad4fhe.layouts.flooding import LEAST_SECURITY, blinding_deviation, flood_security
 from quad4fhe.layouts.forms import Form, Kind, Words
 from quad4fhe.layouts.key import Key
 from quad4fhe.layouts.lift import evaluation
@@ -40,7 +40,7 @@ from quad4fhe.layouts.lift.search import (
     why_not_lift,
 )
 from quad4fhe.planning.chains import Chain
-from quad4fhe.planning.costs import REFERENCE, groups, readable_count
+from quad4fhe.planning.costs import groups, readable_count
 from quad4fhe.planning.integers import Scales as IntegerScales
 from quad4fhe.planning.plan import Plan
 from quad4fhe.planning.target import Choice, Question
@@ -139,7 +139,7 @@ class LiftLayout(Layout):
         if (s.replies == "plain") != (s.flood is None) or (s.flood is None) != (s.security is None):
             raise InputError("only plain replies have no flooding; plan again")
         if s.flood is not None and s.security is not None:
-            given = flood_security(zero_noise(chain.ring), s.flood, place.reads)
+            given = flood_security(blinding_deviation(chain.ring), s.flood, place.reads)
             if shown_bits(chain, place, s.flood) > most_shown(chain):
                 raise InputError("this plan reads so much from a private reply that a false key unmasks it; plan again")
             if s.flood > chain.modulus.bit_length() or not LEAST_SECURITY <= s.security <= given + 1e-6:
@@ -164,7 +164,7 @@ class LiftLayout(Layout):
         if s.flood is not None and s.security is not None and s.replies == "logits":
             # Only with the weights at hand can one tell how large the noise is that this flooding has to hide.
             weights = with_offset(weights_of(noise.lift, question.reference), s.offset)
-            hidden = zero_noise(plan.chain.ring) + request_noise(weights, noise.place, s.weights)
+            hidden = math.hypot(blinding_deviation(plan.chain.ring), request_noise(weights, noise.place, s.weights))
             if s.security > flood_security(hidden, s.flood, noise.place.reads) + 1e-6:
                 raise InputError("this plan floods too little to tell logits alone; plan again")
         return lift_bound(question, noise, s.offset)
@@ -254,7 +254,7 @@ def _choice(question: Question, found: Found, replies: Replies) -> Choice:
         error=found.judged.error,
         missed=found.judged.missed,
         anywhere=found.judged.anywhere,
-        cost=lift_forecast(place, chain, question.samples, scales.bits, REFERENCE, private=private),
+        cost=lift_forecast(place, chain, question.samples, scales.bits, private=private),
     )
 
 

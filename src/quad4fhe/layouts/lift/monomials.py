@@ -253,11 +253,6 @@ class Placement:
         return out
 
 
-def fewest_replies(ring: int, size: int, rows: int) -> int:
-    """The largest group for which one ciphertext still holds all monomials, or 1."""
-    return max(1, min(rows, ring // size))
-
-
 def with_offset(weights: Array, offset: float) -> Array:
     """M with `offset` added to every answer.
 

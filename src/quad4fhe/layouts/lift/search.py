@@ -11,13 +11,12 @@ from typing import Literal
 import numpy as np
 
 from quad4fhe._arrays import Array
-from quad4fhe.layouts.flooding import LEAST_SECURITY, MOST_SECURITY, flood_bits, flood_security, zero_noise
+from quad4fhe.layouts.flooding import LEAST_SECURITY, MOST_SECURITY, blinding_deviation, flood_bits, flood_security
 from quad4fhe.layouts.lift.arithmetic import MOST_BITS
 from quad4fhe.layouts.lift.costs import lift_forecast
 from quad4fhe.layouts.lift.monomials import (
     Lift,
     Placement,
-    fewest_replies,
     with_offset,
 )
 from quad4fhe.layouts.lift.noise import (
@@ -28,8 +27,7 @@ from quad4fhe.layouts.lift.noise import (
     lift_confidence,
 )
 from quad4fhe.layouts.lift.powers import count_monomials, lift_of_degree, weights_of
-from quad4fhe.planning.chains import Chain, chain
-from quad4fhe.planning.costs import REFERENCE
+from quad4fhe.planning.chains import SECURE_BITS, Chain, chain
 from quad4fhe.planning.noise import BINOMIAL, Pair, box_points, deciding, evaluation_error, expected_changes
 from quad4fhe.planning.target import (
     GUARD,
@@ -71,13 +69,13 @@ def shown_bits(chain: Chain, place: Placement, flood: int) -> float:
 
 
 def most_shown(chain: Chain) -> float:
-    """How much of u may be shown so: half of its entropy."""
-    return chain.ring * math.log2(3) / 2
+    """How much of u may be shown so: what is left of it keeps 128 bits, by a table that is linear in the dimension."""
+    return chain.ring * math.log2(3) * (1 - chain.bits / SECURE_BITS[chain.ring])
 
 
 def hides_mask(chain: Chain, place: Placement) -> bool:
-    """Whether a malformed key shows little enough: of one sample with the least flooding, of several without any."""
-    least = 0 if place.samples > 1 else flood_bits(zero_noise(chain.ring), LEAST_SECURITY, place.reads)
+    """Whether a malformed key shows little enough, with the least flooding."""
+    least = flood_bits(blinding_deviation(chain.ring), LEAST_SECURITY, place.reads)
     return shown_bits(chain, place, least) <= most_shown(chain)
 
 
@@ -87,15 +85,26 @@ def lift_chains(replies: Replies) -> Iterator[Chain]:
         yield chain(ring, sizes)
 
 
+def groupings(ring: int, size: int, outputs: int) -> list[int]:
+    """How many outputs may share a ciphertext of a reply: the smallest group for each pair of J and R.
+
+    With larger groups a request has more ciphertexts and a reply fewer: J R is about K D / N.
+    """
+    found: dict[tuple[int, int], int] = {}
+    for group in range(1, min(outputs, ring) + 1):
+        place = Placement(ring, size, outputs, group, 1)
+        if place.inputs > MOST_INPUTS:
+            break
+        found.setdefault((place.inputs, place.replies), group)
+    return list(found.values())
+
+
 def placements(ring: int, size: int, outputs: int, samples: int) -> Iterator[Placement]:
     """Ways to lay out the monomials in a ring: groups of outputs, and several samples where they fit."""
-    most = fewest_replies(ring, size, outputs)
-    for group in range(1, most + 1) if size <= ring else range(1, min(outputs, 4) + 1):
+    for group in groupings(ring, size, outputs):
         room = max(1, ring // (group * size))
         for count in {1, min(room, 2, samples), min(room, 4, samples), min(room, 8, samples), min(room, samples)}:
-            place = Placement(ring, size, outputs, group, count)
-            if place.inputs <= MOST_INPUTS:
-                yield place
+            yield Placement(ring, size, outputs, group, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +129,7 @@ def search_lift(question: Question, replies: Replies) -> Found | None:
     if not aim.fits:
         return None
     candidates = [
-        (lift_forecast(place, made, question.samples, 40, REFERENCE, private=replies != "plain").seconds, made, place)
+        (lift_forecast(place, made, question.samples, 40, private=replies != "plain").price, made, place)
         for made in lift_chains(replies)
         for place in placements(made.ring, aim.lift.size, shape.outputs, question.samples)
         if replies == "plain" or hides_mask(made, place)
@@ -259,19 +268,19 @@ def _filled(aim: _Aim, chain: Chain, place: Placement, scales: Scales, replies: 
 
 def _flooded(aim: _Aim, chain: Chain, place: Placement, scales: Scales, security: int, replies: Replies) -> Scales:
     hidden = _hidden(aim, place, scales, replies)
-    return replace(scales, flood=flood_bits(zero_noise(chain.ring) + hidden, security, place.reads))
+    return replace(scales, flood=flood_bits(hidden, security, place.reads))
 
 
 def _hidden(aim: _Aim, place: Placement, scales: Scales, replies: Replies) -> float:
-    """What flooding hides beyond the noise of an encryption of zero."""
-    return request_noise(aim.weights, place, scales.weights) if replies == "logits" else 0.0
+    """The deviation of what flooding hides: the encryption of zero, and for logits the noise of the request as well."""
+    own = request_noise(aim.weights, place, scales.weights) if replies == "logits" else 0.0
+    return math.hypot(blinding_deviation(place.ring), own)
 
 
 def request_noise(weights: Array, place: Placement, scale: float) -> float:
-    """What the noise of an honest request adds to an answer, but for 2^-129 over all that are read."""
+    """The deviation of what the noise of an honest request adds to an answer."""
     norms = np.sqrt((weights * weights).sum(axis=1)) * scale + math.sqrt(weights.shape[1])
-    tail = math.sqrt(2 * (math.log(2) * (MOST_SECURITY + 2) + math.log(place.reads)))
-    return tail * math.sqrt(BINOMIAL * place.group) * float(norms.max())
+    return math.sqrt(BINOMIAL * place.group) * float(norms.max())
 
 
 def _scales(aim: _Aim, chain: Chain, place: Placement, replies: Replies) -> Scales | None:
@@ -314,7 +323,7 @@ def _judged(aim: _Aim, chain: Chain, place: Placement, scales: Scales, replies: 
     security = None
     if scales.flood is not None:
         hidden = _hidden(aim, place, scales, replies)
-        security = flood_security(zero_noise(chain.ring) + hidden, scales.flood, place.reads)
+        security = flood_security(hidden, scales.flood, place.reads)
     return Found(chain, place, scales, security, noise, slot_bound, judged)
 
 
