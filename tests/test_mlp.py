@@ -38,7 +38,7 @@ def test_an_impossible_model_is_refused_in_one_line(change: dict[str, object], s
 
 def test_a_model_prints_as_its_sizes_and_not_as_its_numbers() -> None:
     assert repr(MLP(**GOOD)) == "MLP(2-3-4)"
-    assert repr(PolynomialModel.shared(MLP(**GOOD), 1.0, 0.5, 0.0)) == "PolynomialModel.quadratic(2-3-4)"
+    assert repr(PolynomialModel.shared(MLP(**GOOD), 1.0, 0.5, 0.0)) == "PolynomialModel(2-3-4, degree 2)"
 
 
 def test_a_model_is_immutable_and_keeps_no_reference_to_its_source() -> None:

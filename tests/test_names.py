@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +149,7 @@ def test_the_commands_keep_show_and_check_names(tmp_path: Path, capsys: pytest.C
     assert code == 0
     assert "columns by name; classes by number" in out
     found = Fit.load(fit_file)
-    Fit(**{**vars(found), "mlp": found.mlp.named(NAMED)}).save(fit_file)
+    replace(found, mlp=found.mlp.named(NAMED)).save(fit_file)
     test = table(tmp_path / "test.csv", {"grade": decided, **cells((1, 2, 0))})
     words = ["predict", fit_file, test, "--label-column", "grade", "-o", tmp_path / "out.csv"]
     code, out, _ = run(capsys, *words)

@@ -156,7 +156,7 @@ def test_the_curve_is_the_polynomial_and_the_histogram_counts_everything() -> No
 
 def test_a_head_that_is_a_shared_quadratic_is_drawn_as_it() -> None:
     seen = preactivations(PAIRS.mlp, PAIRS_X)
-    as_head = Fit(**{**vars(PAIRS), "family": "head", "alpha": None, "beta": None, "eta": None})
+    as_head = dataclasses.replace(PAIRS, family="head", alpha=None, beta=None, eta=None)
     found = activation(as_head, seen)
     # Its constant belongs to all units together, so the curve is known but for its height.
     apart_by = found.middle - (PAIRS.alpha * found.u**2 + PAIRS.beta * found.u)
