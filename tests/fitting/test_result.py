@@ -53,8 +53,10 @@ def test_a_fit_file_without_a_salt_is_refused_with_the_way_out() -> None:
     del manifest["salt"]
     with pytest.raises(InputError, match=r"holds what no fit can say.*salt.*fit it again"):
         Fit.from_bytes(sealed(manifest, tensors))
-    with pytest.raises(InputError, match="has format '1', this version reads formats 3 and 4; fit it again"):
+    with pytest.raises(InputError, match=r"is a fit of quad4fhe 0\.2, which is not read any more; fit again"):
         Fit.from_bytes(sealed({**manifest, "format": 1}, tensors))
+    with pytest.raises(InputError, match="has format '9', this version reads format 3; fit it again"):
+        Fit.from_bytes(sealed({**manifest, "format": 9}, tensors))
 
 
 def test_the_box_and_the_margins_are_those_of_the_calibration_set() -> None:

@@ -41,7 +41,7 @@ from quad4fhe.regime import Regime
 from quad4fhe.workers.shards import SHARD_ROWS, Shard, Shards
 
 FORMAT = 3
-HIGHER_FORMAT = 4  # of fits of a degree above 2
+_OLD = (1, 2)  # the formats of version 0.2
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -110,17 +110,12 @@ class Fit(Certified):
     @property
     def S(self) -> Array:
         """The weights of the squares, (K, m), of a fit of degree 2."""
-        return self._quadratic().S
+        return self.model.S
 
     @property
     def T(self) -> Array:
         """The weights of the pre-activations, (K, m), of a fit of degree 2."""
-        return self._quadratic().T
-
-    def _quadratic(self) -> PolynomialModel:
-        if not self.model.is_quadratic:
-            raise InputError(f"S and T belong to degree 2, and this fit has degree {self.degree}; see fit.model.A")
-        return self.model
+        return self.model.T
 
     @property
     def degree(self) -> int:
@@ -237,11 +232,13 @@ class Fit(Certified):
     def from_bytes(cls, data: bytes, name: str = "the fit") -> Fit:
         """Read the content of a fit file; errors call it `name`."""
         document, tensors = fit_file.read(data, name)
-        if document.get("format") != (FORMAT if "degree" not in document else HIGHER_FORMAT):
-            other = str(document.get("format"))[:20]
+        if document.get("format") in _OLD:
             raise InputError(
-                f"{name} has format {other!a}, this version reads formats {FORMAT} and {HIGHER_FORMAT}; fit it again"
+                f"{name} is a fit of quad4fhe 0.2, which is not read any more; fit again, it takes seconds"
             )
+        if document.get("format") != FORMAT:
+            other = str(document.get("format"))[:20]
+            raise InputError(f"{name} has format {other!a}, this version reads format {FORMAT}; fit it again")
         try:
             manifest = msgspec.convert(document, Manifest)
             found = cls._of(manifest, tensors)
@@ -292,7 +289,7 @@ class Fit(Certified):
             return value.tolist() if isinstance(value, np.ndarray) else value
 
         return Manifest(
-            format=FORMAT if self.degree == 2 else HIGHER_FORMAT,
+            format=FORMAT,
             family=self.family,
             regime=str(self.regime),
             threshold=cast(Literal["zero", "free"], self.threshold),
@@ -372,11 +369,10 @@ def _arrays(model: PolynomialModel) -> dict[str, Array]:
 
 
 def _model(degree: int, tensors: dict[str, Array]) -> PolynomialModel:
-    if (degree == 2) != ("S" in tensors):
-        raise InputError(f"it says degree {degree}, and holds the arrays of another")
-    if degree == 2:
-        return PolynomialModel.quadratic(*(tensors[key] for key in ("W1", "b1", "S", "T", "c")))
-    model = PolynomialModel.by_unit(*(tensors[key] for key in ("W", "t", "V", "a", "c")))
+    if "S" in tensors:
+        model = PolynomialModel.quadratic(*(tensors[key] for key in ("W1", "b1", "S", "T", "c")))
+    else:
+        model = PolynomialModel.by_unit(*(tensors[key] for key in ("W", "t", "V", "a", "c")))
     if model.degree != degree:
         raise InputError(f"it says degree {degree}, and its coefficients have {model.degree}")
     return model
