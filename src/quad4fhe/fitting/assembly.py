@@ -40,26 +40,26 @@ class Seen(NamedTuple):
 
 
 def assemble(
-    run: Run, found: Candidate, holdout: HoldOut | None, seen: Seen, test: Rows | None, y_test: ArrayLike | None
+    run: Run, candidate: Candidate, holdout: HoldOut | None, seen: Seen, test: Rows | None, y_test: ArrayLike | None
 ) -> Fit:
     """The Fit of a certified candidate, with what `test` rows say of it."""
     with run.stage("diagnostics"):
-        exact = FAMILIES.get(found.family).is_learned or found.model.degree > 2
-        decimals, bits = (None, None) if exact else coarsest(run, found)
-        kept = Agreement.of(found.certified.samples, len(found.certified.mismatches))
-        right = None if seen.labels is None else accuracy(seen.labels, seen.decided, _decided(run, found))
-        other, other_right = (None, None) if test is None else _tested(run, found, test, y_test)
+        exact = FAMILIES.get(candidate.family).is_learned or candidate.model.degree > 2
+        decimals, bits = (None, None) if exact else coarsest(run, candidate)
+        kept = Agreement.of(candidate.certified.samples, len(candidate.certified.mismatches))
+        right = None if seen.labels is None else accuracy(seen.labels, seen.decided, _decided(run, candidate))
+        other, other_right = (None, None) if test is None else _tested(run, candidate, test, y_test)
         unseen = other or _held_out(run, holdout)
         run.warnings += [] if unseen is None else about_other_rows(kept, unseen, right, other_right)
-    certificate, step, cap = found.certified, found.step, found.caps
+    certificate, step, cap = candidate.certified, candidate.step, candidate.caps
     diagnostics = Diagnostics(
         samples=certificate.samples,
         classes=run.design.classes,
         hard=run.hard,
         calibration=kept,
         test=other,
-        margin=found.margin,
-        normalised_margin=found.normalised_margin,
+        margin=candidate.margin,
+        normalised_margin=candidate.normalised_margin,
         slack=None if step is None else Slack(count=step.slack_count, sum=step.slack_sum, max=step.slack_max),
         mu=None if cap is None else cap.mu,
         mu_plus=None if cap is None else cap.plus,
@@ -69,7 +69,7 @@ def assemble(
         gap=None if step is None else step.gap,
         cap_trace=run.cap_trace,
         soft_trace=run.soft_trace,
-        quantisation=Quantisation(tolerance=found.tolerance, decimals=decimals, bits=bits),
+        quantisation=Quantisation(tolerance=candidate.tolerance, decimals=decimals, bits=bits),
         sweeps=run.sweeps,
         notes=run.notes,
         seconds=run.seconds,
@@ -82,17 +82,17 @@ def assemble(
     )
     return Fit(
         mlp=run.mlp,
-        model=found.model,
-        family=found.family,
-        regime=found.regime,
+        model=candidate.model,
+        family=candidate.family,
+        regime=candidate.regime,
         threshold=run.threshold,
-        alpha=found.alpha,
-        beta=found.beta,
-        eta=found.eta,
-        tau=found.tau,
+        alpha=candidate.alpha,
+        beta=candidate.beta,
+        eta=candidate.eta,
+        tau=candidate.tau,
         seed=run.seed,
         box=run.design.box,
-        margins=found.margins,
+        margins=candidate.margins,
         diagnostics=diagnostics,
         certificate=certificate,
         versions={
@@ -105,18 +105,18 @@ def assemble(
     )
 
 
-def _decided(run: Run, found: Candidate) -> IntArray:
+def _decided(run: Run, candidate: Candidate) -> IntArray:
     """The decisions of the candidate on the calibration rows (n,)."""
-    return np.concatenate(run.shards.map(_labels, found.model))
+    return np.concatenate(run.shards.map(_labels, candidate.model))
 
 
-def _tested(run: Run, found: Candidate, test: Rows, y_test: ArrayLike | None) -> tuple[Agreement, Accuracy | None]:
+def _tested(run: Run, candidate: Candidate, test: Rows, y_test: ArrayLike | None) -> tuple[Agreement, Accuracy | None]:
     """What is kept of the decisions on other rows, and how many are right if there are labels."""
     if test.shape[0] == 0:
         raise InputError("X_test has no rows, so there is no agreement to measure")
     labels, said = labels_of(run.mlp, "y_test", test, y_test)
     run.notes += [note for note in said if note not in run.notes]
-    own, replaced = both_decisions(run.mlp, found.model, test, "X_test")
+    own, replaced = both_decisions(run.mlp, candidate.model, test, "X_test")
     right = None if labels is None else accuracy(labels, own, replaced)
     return Agreement.of(own.size, int(np.count_nonzero(own != replaced))), right
 
@@ -125,17 +125,17 @@ def _held_out(run: Run, holdout: HoldOut | None) -> Agreement | None:
     """What is kept on the hold-out rows of a promise, if there are some."""
     if holdout is None:
         return None
-    found = holdout.guarantee(run.mlp.classes)
-    return Agreement.of(found.samples, found.lost)
+    promise = holdout.guarantee(run.mlp.classes)
+    return Agreement.of(promise.samples, promise.lost)
 
 
-def coarsest(run: Run, found: Candidate) -> tuple[int | None, int | None]:
+def coarsest(run: Run, candidate: Candidate) -> tuple[int | None, int | None]:
     """The fewest decimals, and the fewest bits after the point, to which alpha, beta, eta and tau can be rounded.
 
     Every decision stays, including those that differ from the ReLU model's.
     """
-    exact = (found.alpha, found.beta, found.eta, found.tau)
-    model, B_b = found.model, offsets(run.mlp)
+    exact = (candidate.alpha, candidate.beta, candidate.eta, candidate.tau)
+    model, B_b = candidate.model, offsets(run.mlp)
 
     def first(limit: int, rounded: Callable[[float, int], float]) -> int | None:
         for places in range(limit + 1):

@@ -201,19 +201,19 @@ def fit(
         run.seconds["lift"] = time.perf_counter() - started
         budget = memory_budget if limit is None else min(memory_budget, limit // 2)
         ladder = Ladder(run, family, regime, target_agreement, highest, budget, limit)
-        found = ladder.choose(degree, cost)
+        candidate = ladder.choose(degree, cost)
         if run.design.ties:
             run.notes.append(notes.TIES.format(run.design.ties))
         judged = None
         if held_out is not None:
-            box = widened(run.design.box, default_share(found.model.degree))
-            judged = hold_out(mlp, found.model, held_out, box, confidence, split, level=reliable, seen=rows)
-        fitted = assemble(run, found, judged, Seen(labels, decided), test, y_test)
-    if target_agreement is not None and found.agreement < target_agreement:
+            box = widened(run.design.box, default_share(candidate.model.degree))
+            judged = hold_out(mlp, candidate.model, held_out, box, confidence, split, level=reliable, seen=rows)
+        fitted = assemble(run, candidate, judged, Seen(labels, decided), test, y_test)
+    if target_agreement is not None and candidate.agreement < target_agreement:
         auto = "lower the target, " + ("raise the degree, " if degree in DEGREES[:-1] else "")
         auto += "or use more representative calibration data"
         raise TargetNotReachedError(
-            f"the best agreement found is {100 * found.agreement:.3f}%, below the target of "
+            f"the best agreement found is {100 * candidate.agreement:.3f}%, below the target of "
             f"{100 * target_agreement:.3f}%; " + (auto if family == AUTO else "try family='auto'")
         )
     return fitted
@@ -240,9 +240,9 @@ def _held_out(
     if isinstance(holdout, float):
         split = split_of(rows.shape[0], holdout, seed)
         return *split_rows(rows, split), split
-    found = rows_for(mlp, "X_holdout", holdout, "test", memory, named)
-    refuse_seen(found, rows)
-    return rows, found, None
+    others = rows_for(mlp, "X_holdout", holdout, "test", memory, named)
+    refuse_seen(others, rows)
+    return rows, others, None
 
 
 def _check_promise(held_out: Rows | None, confidence: float, fresh: bool, reliable: float | None) -> None:

@@ -120,8 +120,8 @@ def _runs(used: BoolArray) -> list[tuple[int, int, IntArray]]:
     ends = [0, *(np.flatnonzero((used[:, 1:] != used[:, :-1]).any(axis=0)) + 1), rows]
     if len(ends) > _MOST_RUNS:
         return [(0, rows, np.arange(problems))]
-    found = [(start, stop, np.flatnonzero(used[:, start])) for start, stop in pairwise(ends)]
-    return [run for run in found if run[2].size]
+    runs = [(start, stop, np.flatnonzero(used[:, start])) for start, stop in pairwise(ends)]
+    return [run for run in runs if run[2].size]
 
 
 Function = Callable[[Array], tuple[Array, Array]]

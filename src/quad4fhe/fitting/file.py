@@ -86,20 +86,20 @@ def read(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Array]]:
 
 def strict_json(text: bytes) -> dict[str, Any]:
     """A JSON object; ValueError where a key comes twice at any depth, or for NaN, Infinity and numbers out of range."""
-    found = json.loads(
+    document = json.loads(
         text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole
     )
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ValueError("wanted a JSON object")
-    json.dumps(found, ensure_ascii=False).encode()  # raises a ValueError for half of a surrogate pair
-    return found
+    json.dumps(document, ensure_ascii=False).encode()  # raises a ValueError for half of a surrogate pair
+    return document
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key comes twice")
-    return found
+    return entries
 
 
 def _refuse_number(text: str) -> NoReturn:
@@ -143,10 +143,10 @@ def _tensors(header: dict[str, Any], data: bytes, start: int) -> dict[str, Array
 
 def layer_tensors(layers: Sequence[tuple[Array, Array]]) -> dict[str, Array]:
     """The layers of a deeper network after its first one, by their names in a fit file."""
-    found = {}
+    tensors = {}
     for k, (W, b) in enumerate(layers, start=2):
-        found[f"layer{k}.W"], found[f"layer{k}.b"] = W, b
-    return found
+        tensors[f"layer{k}.W"], tensors[f"layer{k}.b"] = W, b
+    return tensors
 
 
 def plain_activations(mlp: MLP) -> list[Any] | None:

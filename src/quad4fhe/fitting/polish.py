@@ -75,14 +75,14 @@ def _search(
         else:
             direction = rng.standard_normal(scales.size) / scales
         lowest, highest = _reach(point * scales, direction * scales, limit)
-        found, step = best_on(design, Line(point, direction, lowest, highest))
-        if found >= count:
+        reached, step = best_on(design, Line(point, direction, lowest, highest))
+        if reached >= count:
             # The middle of a sliver may round to its edge, so count before the step is taken.
             ahead = point + step * direction
-            found = _agreeing(design, ahead)
-        stale = 0 if found > count else stale + 1
-        if found >= count:
-            point, count = ahead, found
+            reached = _agreeing(design, ahead)
+        stale = 0 if reached > count else stale + 1
+        if reached >= count:
+            point, count = ahead, reached
         if stale >= _PATIENCE or count == design.samples:
             break
         if report is not None and line % 16 == 15:

@@ -183,8 +183,8 @@ class Shards:
 
     def total(self, merge: Callable[[Any, Any], Any], function: Callable[..., Any], *args: Any) -> Any:
         """function(shard, *args) for every shard, merged pairwise in any order (so not for sums of floats)."""
-        found = self._gather(function, args, 0, self.count, merge)
-        return reduce(merge, (result for results in found for result in results))
+        answers = self._gather(function, args, 0, self.count, merge)
+        return reduce(merge, (result for results in answers for result in results))
 
     def stream(
         self, function: Callable[..., Any], *args: Any, together: int = 4, report: Report | None = None
@@ -193,8 +193,8 @@ class Shards:
         most = max(last - first for first, last in self._runs())
         done = 0
         for start in range(0, most, together):
-            found = self._gather(function, args, start, start + together, None)
-            for (first, _), results in zip(self._runs(), found, strict=True):
+            answers = self._gather(function, args, start, start + together, None)
+            for (first, _), results in zip(self._runs(), answers, strict=True):
                 for k, result in enumerate(results):
                     yield first + start + k, result
                 done += len(results)
@@ -219,10 +219,10 @@ class Shards:
             ShardTask(function, args, min(first + start, last), min(first + stop, last), merge)
             for first, last in self._runs()
         ]
-        found = self._pool.gather(tasks)
-        rejected = _lowest(found)
+        results = self._pool.gather(tasks)
+        rejected = _lowest(results)
         if rejected is None:
-            return found
+            return results
         # The error must not depend on scheduling: a lower shard that its worker has not reached may fail as well.
         before = [
             ShardTask(function, args, task.last, max(task.last, min(last, rejected.index)), _either)
@@ -231,8 +231,8 @@ class Shards:
         raise (_lowest(self._pool.gather(before)) or rejected).error
 
 
-def _lowest(found: list[Any]) -> _Rejected | None:
-    rejected = [result for result in found if isinstance(result, _Rejected)]
+def _lowest(results: list[Any]) -> _Rejected | None:
+    rejected = [result for result in results if isinstance(result, _Rejected)]
     return min(rejected, key=lambda each: each.index, default=None)
 
 
@@ -250,7 +250,7 @@ def memory_bytes(value: int | float | str | None) -> int | None:
     """A memory budget in bytes, from a number or from text such as 512MB or 2GiB."""
     if value is None:
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:E\+?\d{1,2})?)\s*([KMGT]?I?)B?\s*", str(value).upper())
-    if isinstance(value, bool) or found is None or found[2] not in _UNITS or float(found[1]) <= 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:E\+?\d{1,2})?)\s*([KMGT]?I?)B?\s*", str(value).upper())
+    if isinstance(value, bool) or match is None or match[2] not in _UNITS or float(match[1]) <= 0:
         raise InputError(f"memory is {value!r}, wanted a number of bytes such as 2000000000, 512MB or 2GiB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
