@@ -196,7 +196,7 @@ class Mutations:
         return self.post(self.bombs[name], f"Content-Encoding: {name}"), {415}
 
     def bomb_that_says_nothing(self) -> tuple[bytes, set[int]]:
-        return self.post(self.bombs["gzip"]), {400}
+        return self.post(self.bombs["gzip"]), {400, 413}
 
     def wrong_type(self) -> tuple[bytes, set[int]]:
         kind = self.random.choice(["text/plain", "application/json", "multipart/form-data; boundary=x", "", "\xff"])

@@ -19,7 +19,7 @@ LARGEST_NOISE = 21  # of one coefficient of SEAL's noise: a difference of two co
 LEAST_SECURITY = 40
 MOST_SECURITY = 128
 _TAIL = 14.5  # deviations
-_LIMB = 24  # bits; with a prime of 32 bits, 2^8 products fit a word
+_WIDEST = 55  # bits of a prime
 
 
 def blinding_deviation(ring: int, degree: int = 1) -> float:
@@ -54,16 +54,21 @@ def flood_security(hidden: float, flood: int, reads: int) -> float:
 
 def draw_flood(flood: int, count: int, primes: Sequence[int]) -> Words:
     """Residues (primes, count) of fresh numbers, each even on [-2^flood, 2^flood)."""
-    limbs = -(-(flood + 1) // _LIMB)
-    raw = np.frombuffer(secrets.token_bytes(3 * limbs * count), dtype=np.uint8).reshape(limbs, count, 3)
-    parts = np.zeros((limbs, count, 4), dtype=np.uint8)
-    parts[:, :, :3] = raw
-    words = parts.view("<u4")[:, :, 0].astype(np.uint64)
-    words[-1] &= np.uint64((1 << (flood + 1 - _LIMB * (limbs - 1))) - 1)
+    size = 3 * -(-(flood + 1) // 24)  # bytes of a number, as whole limbs of three
+    raw = np.frombuffer(secrets.token_bytes(size * count), dtype=np.uint8).reshape(size, count).astype(np.uint64)
+    whole, rest = divmod(flood + 1, 8)
+    raw[whole + (rest > 0) :] = 0
+    if rest:
+        raw[whole] &= np.uint64((1 << rest) - 1)
+    three = raw[0::3] | raw[1::3] << np.uint64(8) | raw[2::3] << np.uint64(16)
     out = np.empty((len(primes), count), dtype=np.uint64)
     for place, q in enumerate(primes):
-        total = np.full(count, q - pow(2, flood, q), dtype=np.uint64)
-        for i, limb in enumerate(words):
-            total += limb * np.uint64(pow(2, _LIMB * i, q))
-        out[place] = total % np.uint64(q)
+        # By Horner's rule, so that a residue and the next limb always fit a word: 39 + 24 bits, or 55 + 8.
+        if q.bit_length() > _WIDEST:
+            raise AssertionError(f"a prime of {q.bit_length()} bits, wanted at most {_WIDEST}")
+        limbs, bits = (three, 24) if q.bit_length() <= 39 else (raw, 8)
+        total = np.zeros(count, dtype=np.uint64)
+        for limb in limbs[::-1]:
+            total = (total << np.uint64(bits) | limb) % np.uint64(q)
+        out[place] = (total + np.uint64(q - pow(2, flood, q))) % np.uint64(q)
     return out

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from quad4fhe.layouts.blinding import Draws, PublicKey, draw, drawn
-from quad4fhe.layouts.flooding import blinding_deviation
+from quad4fhe.layouts.flooding import blinding_deviation, draw_flood
 from quad4fhe.layouts.lift._compiled import Compiled, add_zeros
 from quad4fhe.layouts.lift.monomials import Placement
 from quad4fhe.planning.chains import Chain, chain
@@ -175,3 +175,17 @@ def test_a_reply_of_several_parts_has_encryptions_of_zero_added_one_further_each
         wanted[d + 1] = plus(wanted[d + 1], product(pk1, u), noise)
     found = exact.from_ntt(parts.astype(np.uint64))[:, 0].tolist()
     assert found == [[x % q for x in row] for row in wanted]
+
+
+@pytest.mark.parametrize(("sizes", "flood"), [((46, 46), 56), ((50, 50), 89), ((50, 50, 50), 138), ((28, 28, 28), 60)])
+def test_flooding_is_even_and_one_number_modulo_every_prime(sizes: tuple[int, ...], flood: int) -> None:
+    """Sums that wrapped around gave each prime another number."""
+    made = chain(8192, sizes)
+    Q, drawn = made.modulus, draw_flood(flood, 4000, made.primes)
+    parts = [(Q // q) * pow(Q // q, -1, q) for q in made.primes]
+    whole = [sum(int(x) * part for x, part in zip(column, parts, strict=True)) % Q for column in drawn.T]
+    shares = np.array([(x - Q if x > Q // 2 else x) / 2**flood for x in whole])
+    assert -1 <= shares.min() < -0.99
+    assert 0.99 < shares.max() < 1
+    assert abs(shares.mean()) < 0.05
+    assert abs(shares.var() - 1 / 3) < 0.03
