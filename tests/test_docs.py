@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ from xml.etree import ElementTree
 import pytest
 
 import quad4fhe
+from quad4fhe.cli import main
 from quad4fhe.report.drawing import DARK, LIGHT
 from quad4fhe.report.page import diagram
 from support.serving import free_port
@@ -95,19 +97,22 @@ class Reader:
     def shell(self, text: str) -> str:
         for typed, run in STANDS_IN.items():
             text = re.sub(rf"^{typed}\b", run, text, flags=re.MULTILINE)
-        lines = [line for line in text.replace(PORT, str(self.port)).splitlines() if not _not_run(line)]
-        script = "\n".join(lines)
-        if script.startswith("quad4fhe serve"):
-            self.serve(script)
-            return ""
-        done = self.start(["bash", "-euo", "pipefail", "-c", script])
-        out, error = done.communicate(timeout=600)
-        assert done.returncode == 0, f"{text}\n{out.decode()}{error.decode()}"
-        return out.decode()
+        lines = text.replace(PORT, str(self.port)).replace("\\\n", " ").splitlines()
+        return "".join(self.line(line) for line in lines if not _not_run(line))
 
-    def start(self, words: list[str]) -> subprocess.Popen[bytes]:
-        pipe = subprocess.PIPE
-        return subprocess.Popen(words, cwd=self.folder, env=self.environment, stdout=pipe, stderr=pipe)
+    def line(self, line: str) -> str:
+        """What a line prints: commands of ours run in this process, which saves their start, and servers beside it."""
+        if line.startswith("quad4fhe serve"):
+            self.serve(line)
+            return ""
+        if shlex.split(line, comments=True) == ["quad4fhe", "demo"]:
+            return demo(self.folder)
+        if line.startswith("quad4fhe "):
+            return own_command(line)
+        words = ["bash", "-euo", "pipefail", "-c", line]
+        done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout
 
     def serve(self, script: str) -> None:
         """Start a server as a reader does in another terminal, on a free port, and wait until it listens."""
@@ -130,13 +135,38 @@ class Reader:
         return [server.wait(timeout=300) for server in self.servers]
 
 
+def own_command(line: str) -> str:
+    """Run a command of ours as a shell would; what it prints, unless that goes to a file."""
+    command, _, file = line.partition(" > ")
+    out = io.StringIO()
+    with redirect_stdout(out):
+        code = main(shlex.split(command, comments=True)[1:])
+    assert code == 0, f"{line}\n{out.getvalue()}"
+    if not file:
+        return out.getvalue()
+    Path(file).write_text(out.getvalue(), encoding="utf-8")
+    return ""
+
+
+_demo: list[tuple[str, Path]] = []  # what the demo printed, and where its files are
+
+
+def demo(folder: Path) -> str:
+    """Run the demo here, or copy what it made before: several pages begin with it."""
+    if _demo:
+        shutil.copytree(_demo[0][1], folder / "demo")
+    else:
+        _demo.append((own_command("quad4fhe demo"), folder / "demo"))
+    return _demo[0][0]
+
+
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _not_run(line: str) -> bool:
-    return any(line.strip().startswith(start) for start in NOT_RUN)
+    return any(line.strip().startswith(start) for start in ("#", *NOT_RUN)) or not line.strip()
 
 
 def _masked(text: str) -> str:
@@ -162,6 +192,7 @@ def test_every_block_of_a_page_runs_and_prints_what_is_shown(
     if "openssl " in page.read_text(encoding="utf-8") and shutil.which("openssl") is None:
         pytest.skip("this page uses openssl, which is not installed")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
     reader, seen, left_out = Reader(tmp_path), "", set()
     try:
         for block in blocks(page):
