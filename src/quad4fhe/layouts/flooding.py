@@ -19,7 +19,7 @@ LARGEST_NOISE = 21  # of one coefficient of SEAL's noise: a difference of two co
 LEAST_SECURITY = 40
 MOST_SECURITY = 128
 _TAIL = 14.5  # deviations
-_WIDEST = 55  # bits of a prime
+_WIDEST = 60  # bits of a prime
 
 
 def blinding_deviation(ring: int, degree: int = 1) -> float:
@@ -63,10 +63,15 @@ def draw_flood(flood: int, count: int, primes: Sequence[int]) -> Words:
     three = raw[0::3] | raw[1::3] << np.uint64(8) | raw[2::3] << np.uint64(16)
     out = np.empty((len(primes), count), dtype=np.uint64)
     for place, q in enumerate(primes):
-        # By Horner's rule, so that a residue and the next limb always fit a word: 39 + 24 bits, or 55 + 8.
+        # By Horner's rule, so that a residue and the next limb always fit a word: 40 + 24 bits, 56 + 8, or 60 + 4.
         if q.bit_length() > _WIDEST:
             raise AssertionError(f"a prime of {q.bit_length()} bits, wanted at most {_WIDEST}")
-        limbs, bits = (three, 24) if q.bit_length() <= 39 else (raw, 8)
+        if q.bit_length() <= 40:
+            limbs, bits = three, 24
+        elif q.bit_length() <= 56:
+            limbs, bits = raw, 8
+        else:
+            limbs, bits = np.stack((raw & np.uint64(15), raw >> np.uint64(4)), axis=1).reshape(-1, count), 4
         total = np.zeros(count, dtype=np.uint64)
         for limb in limbs[::-1]:
             total = (total << np.uint64(bits) | limb) % np.uint64(q)

@@ -177,7 +177,10 @@ def test_a_reply_of_several_parts_has_encryptions_of_zero_added_one_further_each
     assert found == [[x % q for x in row] for row in wanted]
 
 
-@pytest.mark.parametrize(("sizes", "flood"), [((46, 46), 56), ((50, 50), 89), ((50, 50, 50), 138), ((28, 28, 28), 60)])
+@pytest.mark.parametrize(
+    ("sizes", "flood"),
+    [((46, 46), 56), ((50, 50), 89), ((50, 50, 50), 138), ((28, 28, 28), 60), ((60,), 54), ((60, 60), 100)],
+)
 def test_flooding_is_even_and_one_number_modulo_every_prime(sizes: tuple[int, ...], flood: int) -> None:
     """Sums that wrapped around gave each prime another number."""
     made = chain(8192, sizes)
