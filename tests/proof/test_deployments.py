@@ -14,7 +14,6 @@ from scipy.stats import beta
 
 from quad4fhe import Fit, describe, fit, plan
 from quad4fhe.he.predict import predict_encrypted
-from quad4fhe.planning.costs import REFERENCE
 from quad4fhe.proof.guarantee import HoldOut, Inputs, Terms
 from support.cases import PAIRS, PAIRS_X
 
@@ -72,7 +71,7 @@ def test_each_population_has_its_own_sentence() -> None:
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("replies", ["plain", "private"])
 def test_a_plan_promises_what_its_clients_get(clip: bool, replies: Any) -> None:
-    planned = plan(made(), samples=4, layout="lift", replies=replies, clip=clip, machine=REFERENCE)
+    planned = plan(made(), samples=4, layout="lift", replies=replies, clip=clip)
     promise = planned.promise
     assert promise is not None
     assert promise.inputs == ("moved" if clip else "inside")
@@ -85,7 +84,7 @@ def test_a_plan_promises_what_its_clients_get(clip: bool, replies: Any) -> None:
 
 @pytest.mark.parametrize("options", [{"widen": 0.0}, {"widen": 0.6}, {"box": [[-9.0] * 3, [9.0] * 3]}])
 def test_a_plan_with_another_box_promises_nothing_and_says_so(options: dict[str, Any]) -> None:
-    planned = plan(made(), samples=4, layout="lift", machine=REFERENCE, **options)
+    planned = plan(made(), samples=4, layout="lift", **options)
     assert planned.promise is None
     assert planned.reliable is None
     assert "promise about new inputs: none; it needs a fit with --holdout, and its own box" in describe(planned)
@@ -118,7 +117,7 @@ def test_noise_can_only_take_from_what_is_flagged() -> None:
 def test_samples_moved_into_a_box_that_refuses_them_are_not_called_reliable() -> None:
     X = np.vstack([PAIRS_X[:20], 50 * PAIRS_X[:20]])
     clipped, refusing = (
-        predict_encrypted(made(), plan(made(), samples=40, layout="batch", clip=clip, machine=REFERENCE), X, clip=True)
+        predict_encrypted(made(), plan(made(), samples=40, layout="batch", clip=clip), X, clip=True)
         for clip in (True, False)
     )
     assert clipped.reliable is not None

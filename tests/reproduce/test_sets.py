@@ -130,7 +130,7 @@ def test_a_source_with_other_classes_is_refused(tmp_path: Path, monkeypatch: pyt
 def test_a_missing_package_of_a_source_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(
-        MissingExtraError, match=r"'datasets', which is not installed: pip install 'quad4fhe-reproduce\[download\]'"
+        MissingExtraError, match=r"'datasets', which is not installed: pip install './reproduce\[download\]'"
     ):
         fetch(data_set("sst5"), tmp_path)
 
