@@ -14,7 +14,9 @@ from quad4fhe.layouts.lift import _kernels_numba as wide
 from quad4fhe.layouts.lift import arithmetic
 from quad4fhe.layouts.lift._compiled import exact
 from quad4fhe.layouts.lift.arithmetic import add_whole, residues, switched
+from quad4fhe.layouts.lift.evaluation import Setting, _added
 from quad4fhe.layouts.lift.monomials import Placement, lift_over, with_offset
+from quad4fhe.layouts.lift.noise import Scales
 from quad4fhe.layouts.masks import expand, expand_into
 from quad4fhe.planning.chains import Chain, largest_primes
 from quad4fhe.planning.fold import fold
@@ -191,3 +193,14 @@ def test_single_coefficients_are_those_of_the_product() -> None:
     wanted = np.stack([negacyclic(row, secret)[at] for row in values]).view(np.uint64)
     words, small = values.astype(np.uint64), secret.astype(np.int8)
     assert (arithmetic.products_at(words, small, at) == wanted).all()
+
+
+@pytest.mark.parametrize("lift", [40, 41, 83])
+def test_a_message_at_a_coarser_scale_than_its_ciphertext_is_added_exactly(lift: int) -> None:
+    made, rng = chain_of(4096, 45, 45), np.random.default_rng(lift)
+    setting = Setting(made, Placement(4096, 100, 1, 1, 1), Scales(lift, 40, 1.0, 40, None))
+    first = np.stack([rng.integers(0, q, 100, dtype=np.uint64) for q in made.primes])
+    whole = rng.integers(-(2**60), 2**60, 100)
+    found = _added(setting, first, whole)
+    for row, own, q in zip(found.tolist(), first.tolist(), made.primes, strict=True):
+        assert row == [(x + int(m) * 2 ** (lift - 40)) % q for x, m in zip(own, whole.tolist(), strict=True)]

@@ -104,9 +104,9 @@ def _added(setting: Setting, first: Words, whole: IntArray) -> Words:
     primes, scales = setting.chain.primes, setting.scales
     if scales.lift == scales.grain:
         return add_whole(first, whole, primes)
-    message, factor = residues(whole, primes), 1 << (scales.lift - scales.grain)
-    for row, q in zip(message, primes, strict=True):
-        row[:] = [int(x) * factor % q for x in row.tolist()]
+    message = residues(whole, primes)
+    for _ in range(scales.lift - scales.grain):  # doubling takes the same time for every message
+        message = add(message, message, primes)
     return add(first, message, primes)
 
 
