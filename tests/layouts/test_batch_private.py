@@ -83,12 +83,14 @@ FIRST = IntegerCircuit(
 SECOND = dataclasses.replace(FIRST, W=np.array([[3, 0], [0, 5]]), t=np.array([0, 0], object), V=np.array([[1, 7]]))
 
 
-def crafted(key: SecretKey, seed: bytes = b"s" * 32) -> list[Any]:
-    """A request without noise: the first feature encrypts 5, the second exactly zero; and a public key without any."""
-    primes = CHAIN.primes
+def crafted(key: SecretKey, point: Any = (5, 5)) -> list[Any]:
+    """A request without noise: the first feature encrypts `point` modulo each prime, in NTT form, the second exactly
+    zero; and a public key without any."""
+    primes, seed = CHAIN.primes, b"s" * 32
     masks = expand(seed, 3, primes, CHAIN.ring).astype(object)
     secret = key._values[:2].astype(object)
-    first = np.array([[(5 * (f == 0) - masks[f, p] * secret[p]) % q for p, q in enumerate(primes)] for f in range(3)])
+    own = [point, (0, 0), (0, 0)]
+    first = np.array([[(own[f][p] - masks[f, p] * secret[p]) % q for p, q in enumerate(primes)] for f in range(3)])
     return [np.frombuffer(seed, dtype=np.uint8), first.astype(np.uint32)[:, None]]
 
 
@@ -116,6 +118,20 @@ def test_two_models_with_equal_values_are_told_apart_when_plain_and_not_when_pri
                 noise = coefficients(opened(left, secret))
                 assert 2**38 < max(map(abs, noise)) <= 2**40 + 2**37
         assert (seen[0] != seen[1]).mean() > 0.99
+
+
+def test_a_crafted_request_of_layout_batch_is_told_two_numbers_for_each_of_its_samples() -> None:
+    """Slots are complex: a request can ask for 9 x^2 at any polynomial x, and reads all N coefficients."""
+    key, x = SecretKey(Context(CHAIN)), np.random.default_rng(5).integers(-500, 500, CHAIN.ring)
+    point = exact(CHAIN).to_ntt(np.stack([np.mod(x, q).astype(np.uint64) for q in CHAIN.primes])[None])[0]
+    evaluator = BatchEvaluator(FIRST, CHAIN, Blinding(Flooding(CHAIN, 1, 2, 10)))
+    (reply,) = evaluator.answer(crafted(key, point.astype(object)))
+    found = np.array(coefficients(opened(reply, key._values[:2].astype(object))), dtype=float)
+    square = np.append(np.convolve(x, x), 0)
+    wanted = 9 * (square[: CHAIN.ring] - square[CHAIN.ring :])
+    assert found.size == 2 * CHAIN.slots
+    for half in (slice(0, CHAIN.slots), slice(CHAIN.slots, None)):
+        assert np.corrcoef(found[half], wanted[half])[0, 1] > 0.99
 
 
 def modulus() -> np.ndarray:

@@ -4,9 +4,9 @@ An encryption of zero under the client's public key (pk0, pk1) is (pk0 u, pk1 u 
 the noise that SEAL uses: the difference of two counts among 21 bits. SEAL adds an e0 to the first half as well. Here
 that half gets flooding, which hides e0 and everything else that would be added to it.
 
-The numbers come from AES-256 in counter mode under a key that the operating system draws for each reply and that is
-forgotten with it, so no two replies share any of them. They blind the weights of the server; what protects the client's
-data is SEAL's. docs/lift.md has the proof.
+The numbers come from AES-256 in counter mode under a key that the operating system draws for each reply (in layout
+batch, for each output of a reply) and that is forgotten with it, so no two replies share any of them. They blind the
+weights of the server; what protects the client's data is SEAL's. docs/private_replies.md has the proof.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Draws:
 
 
 def draw(ring: int, count: int) -> Draws:
-    """Fresh numbers for `count` encryptions of zero."""
+    """Fresh numbers for `count` encryptions of zero, under a key of their own."""
     return drawn(os.urandom(32), ring, count)
 
 

@@ -149,7 +149,11 @@ class Plan:
 
     @property
     def told(self) -> int:
-        """How many numbers about the weights a request can be told at most: what a quota counts."""
+        """How many scores a request is told, rows without a sample included: what a quota counts.
+
+        A crafted request is told no more of them in layout lift, and two numbers for each in layout batch, where slots
+        are complex.
+        """
         return self.per_request * self.shape.outputs
 
     @property

@@ -11,14 +11,18 @@ from quad4fhe.he.message import HEADER_BYTES
 from quad4fhe.he.seal import SecretKey, context
 from quad4fhe.he.session import Client, Server
 from quad4fhe.layouts import bits
-from quad4fhe.layouts.blinding import Draws
+from quad4fhe.layouts.blinding import Draws, draw
 from quad4fhe.layouts.flooding import zero_noise
+from quad4fhe.layouts.lift import evaluation
 from quad4fhe.layouts.lift._compiled import exact
 from quad4fhe.layouts.lift.arithmetic import switched
-from quad4fhe.layouts.lift.evaluation import Setting, decrypt
+from quad4fhe.layouts.lift.evaluation import LiftServer, Setting, decrypt
 from quad4fhe.layouts.lift.layout import setting_of
+from quad4fhe.layouts.lift.monomials import Placement
+from quad4fhe.layouts.lift.noise import Scales
 from quad4fhe.layouts.masks import as_bytes, expand
 from quad4fhe.layouts.planner import plan
+from quad4fhe.planning.chains import chain
 from support.exchange import connect
 from support.lattice import reduced
 from support.standins import random_model, random_samples, stand_in
@@ -227,3 +231,31 @@ def test_a_request_of_any_content_is_told_the_map_at_its_own_point_and_no_more(c
         apart = min(apart, Q - apart)
         switching = len(chain.primes) * (1 + chain.ring) * Q / 2 ** (setting.scales.bits + 1)
         assert apart <= 2**flood + zero_noise(chain.ring) + switching + 2**-40 * Q
+
+
+def test_a_false_key_reads_the_digits_of_u_that_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pk0 = 2^(F+1) sum of 3^i X^-i, up to sign, makes the answer to b = 0 a number in base three, digit i is u_i."""
+    made, flood, width = chain(1024, (26,)), 8, 26
+    (q,), ring = made.primes, made.ring
+    setting = Setting(made, Placement(ring, 5, 1, 1, 1), Scales(4, 4, 1.0, width, flood))
+    digits = int((math.log2(q) - flood - 1) / math.log2(3))
+    assert digits == 10
+    request = np.zeros((1, setting.sent), dtype=np.uint64)
+    for i in range(digits):
+        request[0, setting.place.used + (-i % ring)] = 2 ** (flood + 1) * 3**i * (-1 if i else 1) % q
+    kept: list[Draws] = []
+
+    def watched(ring: int, count: int) -> Draws:
+        kept.append(draw(ring, count))
+        return kept[-1]
+
+    monkeypatch.setattr(evaluation, "draw", watched)
+    server = LiftServer(setting, np.array([[900.0, -37.0, 12.0, 5.0, -800.0]]), exact(made))
+    for _ in range(20):
+        reply = server.answer(as_bytes(bytes(32), request, made.primes))
+        value = int(bits.unpack(reply.tobytes(), width, 1)[0]) * q / 2**width
+        left = round((value if value < q / 2 else value - q) / 2 ** (flood + 1))
+        for u in kept[-1].u[0, :digits].tolist():
+            assert (left - u) % 3 == 0
+            left = (left - u) // 3
+        assert left == 0
