@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from machine import describe
-from quad4fhe import Client, QuadraticModel, plan
+from quad4fhe import Client, PolynomialModel, plan
 from quad4fhe.he.session import Server
 
 MODELS = ((4, 8, 2), (9, 64, 7), (30, 64, 1), (93, 256, 9), (89, 128, 77), (89, 128, 200), (256, 64, 10))
@@ -34,7 +34,7 @@ class StandIn:
         rng = np.random.default_rng(0)
         W2 = rng.normal(size=(K, m)) / np.sqrt(m)
         W1, b1 = rng.normal(size=(m, d)) * 2 / np.sqrt(d), rng.normal(size=m) / 2
-        self.model = QuadraticModel(W1, b1, 0.08 * W2, 0.5 * W2, rng.normal(size=K) * 0.3)
+        self.model = PolynomialModel.quadratic(W1, b1, 0.08 * W2, 0.5 * W2, rng.normal(size=K) * 0.3)
         self.X = rng.normal(size=(count, d)).clip(-3, 3)
         self.box, self.model_id = np.stack([self.X.min(axis=0), self.X.max(axis=0)]), "0" * 64
         ordered = np.sort(self.model.logits(self.X), axis=1)
