@@ -53,8 +53,6 @@ def _one(rows: list[dict[str, Any]]) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        if row["form"].startswith("packed"):
-            continue  # a layout that release 0.2 had
         times = [_number(1e3 * row[part]) for part in ("encrypt", "server", "decrypt")]
         sizes = [_bytes(row[part]) for part in ("upload_bytes", "download_bytes", "key_bytes")]
         error = "-" if row["max_error"] is None else f"{row['max_error']:.0e}"
