@@ -118,9 +118,9 @@ def test_a_fit_says_that_its_targets_were_measured(model: Path, tmp_path: Path) 
         forged = changed(manifest, ("certificate", "settled"), stated | {"measured": 0, way: len(X)})
         with pytest.raises(CertificateError, match="which this model's are not"):
             Fit.from_bytes(sealed(forged, tensors))
-    old = {name: value for name, value in manifest["certificate"].items() if name != "settled"} | {"format": 1}
-    with pytest.raises(CertificateError, match="does not say that this model's decisions were measured"):
-        Fit.from_bytes(sealed(manifest | {"certificate": old}, tensors))
+    silent = {name: value for name, value in manifest["certificate"].items() if name != "settled"}
+    with pytest.raises(InputError, match="missing required field `settled`"):
+        Fit.from_bytes(sealed(manifest | {"certificate": silent}, tensors))
     other = tensors["network"].copy()
     other[len(other) // 2] ^= 1
     with pytest.raises((CertificateError, InputError)):

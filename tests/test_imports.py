@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import quad4fhe
@@ -31,6 +32,7 @@ FLOORS = [
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 
 
+@cache
 def _modules() -> dict[str, ast.Module]:
     return {
         ".".join(path.relative_to(SOURCE).with_suffix("").parts): ast.parse(path.read_text())

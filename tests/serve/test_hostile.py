@@ -169,10 +169,10 @@ def test_a_refused_reply_changes_nothing_that_is_sent(fit: Fit, made: Plan, conc
 def test_the_connection_is_closed_before_a_reply_is_decrypted(fit: Fit, batch: Plan, monkeypatch) -> None:
     real, checked = Client.read, []
 
-    def spy(client, reply):
+    def spy(client, *asked):
         until(lambda: server.connections == 0)
         checked.append(server.posts())
-        return real(client, reply)
+        return real(client, *asked)
 
     monkeypatch.setattr(Client, "read", spy)
     X = inside(fit, batch.per_request + 1)

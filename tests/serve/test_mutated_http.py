@@ -31,7 +31,7 @@ from support.serving import RunningServer, small_fit, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to find the server's workers")
 
-MESSAGES = int(os.environ.get("QUAD4FHE_RAW_MUTATIONS", "2500"))  # twice
+MESSAGES = int(os.environ.get("QUAD4FHE_RAW_MUTATIONS", "800"))  # twice
 SEED = int(os.environ.get("QUAD4FHE_RAW_SEED", "1"))
 TOKEN = "t" * 32
 HANG = "hang"

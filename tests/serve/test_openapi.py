@@ -54,7 +54,7 @@ def test_schemathesis_finds_nothing(running, described, path: str, method: str, 
     # Octets that fit the description are hardly ever a container, and are refused with 400 as they should be.
     hopeful = schemathesis.checks.CHECKS.get_one("positive_data_acceptance")
 
-    @settings(max_examples=25, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=10, suppress_health_check=list(HealthCheck), database=None)
     @given(strategy, st.booleans())
     def run(case: schemathesis.Case, real: bool) -> None:
         if real and "model_id" in case.path_parameters and mode is GenerationMode.POSITIVE:

@@ -119,11 +119,13 @@ def private_bytes(pid: int) -> int:
 def test_a_worker_without_memory_refuses_and_is_replaced(server, fitted) -> None:
     works(server, fitted[1], "lift")
     (pid,) = server.workers()
-    resource.prlimit(pid, resource.RLIMIT_DATA, (private_bytes(pid), resource.RLIM_INFINITY))
+    limit = resource.prlimit(pid, resource.RLIMIT_DATA, (private_bytes(pid), resource.RLIM_INFINITY))
     answer = evaluate(server, fitted[1])
     if answer.status_code == 503:
         assert "memory" in answer.json()["error"]
         until(lambda: server.workers() not in ([], [pid]))
+    else:  # it had room enough among what it held
+        resource.prlimit(pid, resource.RLIMIT_DATA, limit)
     works(server, fitted[1], "batch", "lift")
 
 
