@@ -4,8 +4,8 @@ import { cryptographic, encode, type Random } from "./embedding.ts";
 import { AskError } from "./errors.ts";
 import type { Layout } from "./layouts.ts";
 import { type Plan, planNumber, planWhole, reachOf } from "./plan.ts";
-import type { SecretKey } from "./seal.ts";
-import { joined, LEAST_SECURITY, Masks, publicKey, publicKeyForm, SEED_BYTES } from "./seeds.ts";
+import type { Context } from "./seal.ts";
+import { joined, LEAST_SECURITY, SEED_BYTES } from "./seeds.ts";
 
 const LARGEST_PRIME = 2n ** 32n;
 const ENCODED_BITS = 62; // of an encoded input, as in the Python client: `SecretKey.residues` is exact up to there
@@ -21,10 +21,9 @@ function isPrivate(plan: Plan): boolean {
 
 export const batch: Layout = {
   name: "batch",
-  tellsScores: () => true,
-  request: (plan) => ({ shape: [plan.features, 1, plan.chain.primes.length, plan.chain.ring], width: 4, lead: SEED_BYTES }),
+  // The public key of private replies is one more row.
+  request: (plan) => ({ shape: [plan.features + Number(isPrivate(plan)), 1, plan.chain.primes.length, plan.chain.ring], width: 4, lead: SEED_BYTES }),
   reply: (plan) => ({ shape: [plan.outputs, degreeOf(plan) + 1, plan.chain.primes.length, plan.chain.ring], width: 4 }),
-  keys: (plan) => (isPrivate(plan) ? publicKeyForm(plan) : null),
   scaleOut(plan) {
     // Above degree 2 the scales of the powers are aligned, and the plan names the result.
     if (degreeOf(plan) > 2) return planWhole(plan.settings["reply"], 1, 900, "scale of a reply");
@@ -45,17 +44,14 @@ export const batch: Layout = {
   async encrypt(key, samples, plan) {
     const { primes, ring } = plan.chain;
     const one = primes.length * ring;
-    const out = new Uint32Array(plan.features * one);
-    const seed = crypto.getRandomValues(new Uint8Array(SEED_BYTES));
-    const masks = await Masks.of(seed);
-    for (let i = 0; i < plan.features; i++) {
-      const mask = await masks.narrow(i, primes, ring);
-      out.set(key.seeded(featureResidues(key, samples, i, plan.scaleIn), mask), i * one);
+    const rows = plan.features + Number(isPrivate(plan));
+    const out = new Uint32Array(rows * one);
+    for (let i = 0; i < rows; i++) {
+      const message = i < plan.features ? featureResidues(key.context, samples, i, plan.scaleIn) : new Uint32Array(one);
+      out.set(await key.encrypt(message), i * one);
     }
-    return joined([seed, new Uint8Array(out.buffer)]);
+    return joined([key.seed, new Uint8Array(out.buffer)]);
   },
-
-  makeKeys: publicKey,
 
   decrypt(key, payload, plan, count) {
     const residues = new Uint32Array(payload.buffer, payload.byteOffset, payload.byteLength / 4);
@@ -68,9 +64,21 @@ export const batch: Layout = {
       for (const value of slots) largest = Math.max(largest, Math.abs(value)); // Math.max keeps a NaN
       for (let n = 0; n < count; n++) logits[n]![k] = slots[n]!;
     }
-    return { plausible: largest <= plan.bound * (1 + 1e-6), logits };
+    const plausible = largest <= plan.bound * (1 + 1e-6);
+    if (plausible) checkTrusted(largest, plan);
+    return { plausible, logits };
   },
 };
+
+/** Decoding loses a share of the largest slot: beyond `trusted` the error bound of the plan would not hold. */
+function checkTrusted(largest: number, plan: Plan): void {
+  const most = plan.settings["trusted"];
+  if (most === undefined || most === null || largest <= planNumber(most, "trusted")) return;
+  throw new AskError(
+    `a score reaches ${largest.toPrecision(4)}, and the error bound of this plan holds only up to ${planNumber(most, "trusted").toPrecision(4)}; ` +
+      "leave out samples far from what the model was fitted for",
+  );
+}
 
 function checkResidues(residues: Uint32Array, plan: Plan): void {
   const { ring, primes } = plan.chain;
@@ -84,12 +92,12 @@ function checkResidues(residues: Uint32Array, plan: Plan): void {
 
 /** Feature i of all samples as a plaintext: residues (primes, N) before encryption. */
 export function featureResidues(
-  key: SecretKey,
+  context: Context,
   samples: readonly Float64Array[],
   i: number,
   log2Scale: number,
   random: Random = cryptographic,
 ): Uint32Array {
   const values = Float64Array.from(samples, (sample) => sample[i]!);
-  return key.residues(encode(values, key.chain.ring, 2 ** log2Scale, random));
+  return context.residues(encode(values, context.chain.ring, 2 ** log2Scale, random));
 }

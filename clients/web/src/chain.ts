@@ -1,10 +1,12 @@
 /** Rings and chains: which primes exist, and how many bits are secure. The rules are those of `quad4fhe.planning.chains`. */
 
-/** A ring of degree N, the primes of its ciphertexts, and the special prime that SEAL keeps for key switching. */
+/**
+ * A ring of degree N and the primes of its ciphertexts. SEAL asks for one more prime as soon as there are two (`everyPrime`);
+ * nothing here is ever a sample modulo it.
+ */
 export interface Chain {
   readonly ring: number;
   readonly primes: readonly bigint[];
-  readonly special: bigint | null;
 }
 
 /** The most bits of a modulus that are 128-bit secure, by ring, for keys with ternary coefficients (ePrint 2024/463). */
@@ -13,18 +15,23 @@ const SECURE_BITS: Readonly<Record<number, number>> = { 1024: 26, 2048: 53, 4096
 const SEAL_BITS: Readonly<Record<number, number>> = { 1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881 };
 const MOST_PRIMES = 55;
 
-/** Why a chain can't be used, or null; `keys` says whether keys exist, the only samples modulo the special prime too. */
-export function chainRefusal({ ring, primes, special }: Chain, keys: boolean): string | null {
+/** All primes in SEAL's order: its own, the smallest of the ring, comes last. */
+export function everyPrime({ ring, primes }: Chain): readonly bigint[] {
+  return primes.length === 1 ? primes : [...primes, smallestPrime(ring)];
+}
+
+/** Why a chain can't be used, or null. */
+export function chainRefusal(chain: Chain): string | null {
+  const { ring, primes } = chain;
   const [secure, most] = [SECURE_BITS[ring], SEAL_BITS[ring]];
   if (secure === undefined || most === undefined) return `a ring of ${ring} is not one of this library's`;
   if (primes.length === 0 || primes.length > MOST_PRIMES) return `a chain has 1 to ${MOST_PRIMES} primes, not ${primes.length}`;
-  if (special === null && (keys || primes.length > 1)) return "only a chain of one prime, without keys, does without a special one";
-  const every = special === null ? primes : [...primes, special];
+  const every = everyPrime(chain);
   if (new Set(every).size < every.length) return "the primes of its chain are not distinct";
-  const odd = every.find((q) => q % BigInt(2 * ring) !== 1n || !isPrime(q));
+  const odd = primes.find((q) => q % BigInt(2 * ring) !== 1n || !isPrime(q));
   if (odd !== undefined) return `${odd} is not a prime of its ring`;
-  // Without keys the special prime has no sample: it does not count for security, only for SEAL.
-  const bits = modulusBits(keys ? every : primes);
+  // SEAL's own prime has no sample: it does not count for security, only for SEAL.
+  const bits = modulusBits(primes);
   if (bits > secure) return `${bits} bits of modulus are not secure in a ring of ${ring}`;
   if (modulusBits(every) > most) return `SEAL refuses ${modulusBits(every)} bits in a ring of ${ring}`;
   return null;
@@ -38,6 +45,13 @@ export function product(primes: readonly bigint[]): bigint {
 /** How many bits the product has. */
 export function modulusBits(primes: readonly bigint[]): number {
   return product(primes).toString(2).length;
+}
+
+function smallestPrime(ring: number): bigint {
+  const step = BigInt(2 * ring);
+  let candidate = step + 1n;
+  while (!isPrime(candidate)) candidate += step;
+  return candidate;
 }
 
 /** Miller-Rabin with the bases that decide every number below 2^64. */

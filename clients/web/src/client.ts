@@ -1,42 +1,23 @@
-/** The side that holds the key: encrypts samples, decrypts logits, and shows nothing of a reply that does not fit. */
+/** The side that holds the samples: encrypts them, decrypts logits, and shows nothing of a reply that does not fit. */
 import type { MainModule } from "node-seal";
 
-import { HEADER_BYTES, type Identity, KEYS, payloadBytes, readReply, REQUEST, toHex, write } from "./container.ts";
 import { AskError } from "./errors.ts";
 import { type Layout, layoutOf } from "./layouts.ts";
+import { DIGEST_BYTES, digestOf, HEADER_BYTES, payloadBytes, readReply, writeRequest } from "./message.ts";
 import type { Plan, Reliable } from "./plan.ts";
 import { checked, encodable } from "./samples.ts";
-import { SecretKey } from "./seal.ts";
+import { Context, SecretKey } from "./seal.ts";
 
 export interface Request {
   readonly body: Uint8Array<ArrayBuffer>;
+  /** The SHA-256 of the request, by which its reply names it. */
   readonly id: string;
   readonly samples: number;
-}
-
-/** Keys for the server, and the name it keeps them under. */
-export interface Keys {
-  readonly body: Uint8Array<ArrayBuffer>;
-  readonly id: string;
-  /** Whether an earlier client may have sent keys of this name: the server may have them. */
-  readonly maybeSent: boolean;
-}
-
-/** A secret key in the open, and its public name. */
-export interface SavedKey {
-  readonly id: Uint8Array<ArrayBuffer>;
-  readonly secret: Uint8Array<ArrayBuffer>;
 }
 
 export interface Answer {
   /** The class that was decided, or 0 and 1 where the model has one output. */
   readonly decision: number;
-  /** The scores; null where the plan's replies tell decisions only. */
-  readonly scores: Scores | null;
-}
-
-/** What a reply tells beside the decision. */
-export interface Scores {
   readonly logits: Float64Array;
   /** The gap between the two largest logits, or the size of the only one. */
   readonly margin: number;
@@ -46,46 +27,22 @@ export interface Scores {
   readonly reliable: boolean | null;
 }
 
+/** Every request has a fresh secret key, which is forgotten with its reply. */
 export class Client {
   readonly plan: Plan;
   readonly #layout: Layout;
-  readonly #key: SecretKey;
-  readonly #keyId: Uint8Array<ArrayBuffer>;
-  readonly #restored: boolean;
-  #keys: Promise<Keys | null> | undefined;
-  readonly #open = new Map<string, { identity: Identity; samples: number }>();
+  readonly #context: Context;
+  readonly #open = new Map<string, { key: SecretKey; samples: number }>();
 
-  /** With a fresh key, or with the one that `save` returned earlier for the same plan. */
-  constructor(seal: MainModule, plan: Plan, saved?: SavedKey) {
+  constructor(seal: MainModule, plan: Plan) {
     this.plan = plan;
     this.#layout = layoutOf(plan);
-    this.#key = new SecretKey(seal, plan.chain, saved?.secret);
-    this.#restored = saved !== undefined;
-    this.#keyId = saved === undefined ? crypto.getRandomValues(new Uint8Array(16)) : saved.id.slice();
+    this.#context = new Context(seal, plan.chain);
   }
 
-  /** The key for a later client of this plan. Whoever has it can decrypt everything that was asked with it. */
-  save(): SavedKey {
-    return { id: this.#keyId.slice(), secret: this.#key.save() };
-  }
-
-  /** The most bytes a reply can have. */
+  /** The bytes of a reply. */
   get replyBytes(): number {
-    return HEADER_BYTES + payloadBytes(this.#layout.reply(this.plan)) + 32;
-  }
-
-  /** What the server must be given before the first request, or null; the same bytes every time. */
-  keys(): Promise<Keys | null> {
-    this.#keys ??= this.#makeKeys(); // once: two forms of one public key give the secret away
-    return this.#keys;
-  }
-
-  async #makeKeys(): Promise<Keys | null> {
-    const form = this.#layout.keys(this.plan);
-    if (form === null) return null;
-    const identity = { plan: this.plan.sha256, model: this.plan.modelId, key: this.#keyId, nonce: new Uint8Array(16) };
-    const body = await write(KEYS, identity, form, await this.#layout.makeKeys!(this.#key, this.plan));
-    return { body, id: toHex(this.#keyId), maybeSent: this.#restored };
+    return HEADER_BYTES + payloadBytes(this.#layout.reply(this.plan)) + DIGEST_BYTES;
   }
 
   /** One request for at most `plan.perRequest` samples; values outside the plan's box are moved to its edge. */
@@ -93,12 +50,11 @@ export class Client {
     const { plan } = this;
     if (rows.length > plan.perRequest) throw new AskError(`a request holds ${plan.perRequest} samples, not ${rows.length}`);
     const samples = checked(rows, plan).map((row) => encodable(row, plan));
-    const nonce = crypto.getRandomValues(new Uint8Array(16));
-    const identity = { plan: plan.sha256, model: plan.modelId, key: this.#keyId, nonce };
-    const payload = await this.#layout.encrypt(this.#key, samples, plan);
-    const body = await write(REQUEST, identity, this.#layout.request(plan), payload);
-    const id = nonce.join();
-    this.#open.set(id, { identity, samples: rows.length });
+    const key = await SecretKey.fresh(this.#context);
+    const payload = await this.#layout.encrypt(key, samples, plan);
+    const body = await writeRequest(plan.sha256, this.#layout.request(plan), payload);
+    const id = digestOf(body);
+    this.#open.set(id, { key, samples: rows.length });
     return { body, id, samples: rows.length };
   }
 
@@ -107,28 +63,35 @@ export class Client {
     const { plan } = this;
     const open = this.#open.get(id);
     if (open === undefined) throw new AskError("the reply answers no open request of this page; each reply is read once");
-    const payload = await readReply(reply, open.identity, this.#layout.reply(plan));
-    const { plausible, logits } = this.#layout.decrypt(this.#key, payload, plan, open.samples);
+    const payload = await readReply(reply, plan.sha256, id, this.#layout.reply(plan));
+    const { plausible, logits } = this.#layout.decrypt(open.key, payload, plan, open.samples);
     if (!plausible) {
       throw new AskError("the reply does not decrypt to values this plan can produce: wrong key, or damaged on the way");
     }
     this.#open.delete(id);
-    return logits.map((each) => answerOf(each, plan, this.#layout.tellsScores(plan)));
+    open.key.forget();
+    return logits.map((each) => answerOf(each, plan));
   }
 
-  /** Free the key. */
+  /** Forget the keys of all open requests: their replies can't be read any more. */
   forget(): void {
-    this.#key.forget();
+    for (const { key } of this.#open.values()) key.forget();
+    this.#open.clear();
+  }
+
+  /** Free everything; the client can't be used any more. */
+  end(): void {
+    this.forget();
+    this.#context.free();
   }
 }
 
-function answerOf(logits: Float64Array, plan: Plan, scored: boolean): Answer {
+function answerOf(logits: Float64Array, plan: Plan): Answer {
   const sorted = Array.from(logits).sort((a, b) => b - a);
   const binary = logits.length === 1;
   const margin = binary ? Math.abs(logits[0]!) : sorted[0]! - sorted[1]!;
   const decision = binary ? Number(logits[0]! > 0) : logits.indexOf(sorted[0]!);
-  const scores = { logits, margin, certain: margin > plan.error, reliable: reliability(logits, margin, plan.reliable) };
-  return { decision, scores: scored ? scores : null };
+  return { decision, logits, margin, certain: margin > plan.error, reliable: reliability(logits, margin, plan.reliable) };
 }
 
 function reliability(logits: Float64Array, margin: number, rule: Reliable | null): boolean | null {

@@ -4,7 +4,7 @@
  */
 import { env, InferenceSession, Tensor, type TypedTensor } from "onnxruntime-web/wasm";
 
-import { toHex } from "./container.ts";
+import { toHex } from "./message.ts";
 import { AskError, messageOf } from "./errors.ts";
 import type { Result } from "./worker.ts";
 

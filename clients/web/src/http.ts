@@ -17,9 +17,6 @@ const LARGE_BODY = 2 ** 22; // bytes
 const PLAN_BYTES = 2 ** 24;
 const ERROR_BYTES = 2 ** 16;
 
-/** The server has no keys of this client any more; send them again. */
-export class KeylessError extends AskError {}
-
 /** GET JSON. */
 export async function getJson(service: Service, path: string): Promise<{ json: unknown; headers: Headers }> {
   const { data, headers } = await send(service, path, { method: "GET" }, PLAN_BYTES);
@@ -35,7 +32,7 @@ export async function getBytes(service: Service, path: string, most: number): Pr
   return (await send(service, path, { method: "GET" }, most)).data;
 }
 
-/** POST one container and read the reply's bytes, at most `most` of them. */
+/** POST one message and read the reply's bytes, at most `most` of them. */
 export async function post(service: Service, path: string, body: Uint8Array<ArrayBuffer>, most: number): Promise<ArrayBuffer> {
   const headers = { "Content-Type": "application/octet-stream" };
   // Chromium reads an array on the page's own thread, 0.3 s of CPU for 21 MB, in which no frame is drawn; a Blob beside it.
@@ -43,24 +40,7 @@ export async function post(service: Service, path: string, body: Uint8Array<Arra
   return (await send(service, path, { method: "POST", body: given, headers }, most)).data;
 }
 
-/** PUT keys; a server that has them already says so, which is as good. */
-export async function put(service: Service, path: string, body: Uint8Array<ArrayBuffer>): Promise<void> {
-  const headers = { "Content-Type": "application/octet-stream" };
-  await send(service, path, { method: "PUT", body, headers }, ERROR_BYTES, [409]);
-}
-
-/** Whether the server has something at this path. */
-export async function exists(service: Service, path: string): Promise<boolean> {
-  return (await send(service, path, { method: "GET" }, ERROR_BYTES, [404])).status !== 404;
-}
-
-async function send(
-  service: Service,
-  path: string,
-  init: RequestInit,
-  most: number,
-  fine: readonly number[] = [],
-): Promise<{ data: ArrayBuffer; headers: Headers; status: number }> {
+async function send(service: Service, path: string, init: RequestInit, most: number): Promise<{ data: ArrayBuffer; headers: Headers }> {
   const target = new URL(path, base(service.url));
   const headers = new Headers(init.headers);
   if (service.token) {
@@ -83,8 +63,7 @@ async function send(
       if (service.signal?.aborted) throw new AskError("stopped; what was sent already stays encrypted");
       throw new AskError(`the server at ${target.origin} can't be reached; is it running, and is the address right?`);
     }
-    if (answer.ok || fine.includes(answer.status)) return { data, headers: answer.headers, status: answer.status };
-    if (answer.headers.get("quad4fhe-keys") === "missing") throw new KeylessError("the server has no keys of this page");
+    if (answer.ok) return { data, headers: answer.headers };
     if (!AGAIN.has(answer.status) || attempt === ATTEMPTS) throw refusal(answer.status, data, service);
     const asked = Number(answer.headers.get("retry-after") ?? 1);
     const seconds = Number.isFinite(asked) ? Math.min(Math.max(asked, 0), LONGEST_WAIT) : 1;

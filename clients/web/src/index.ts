@@ -4,25 +4,23 @@
  *     const seal = await startSeal(await (await fetch("seal_throws.wasm")).arrayBuffer());
  *     const server = await connect({ url: "https://example.org", token });
  *     const client = new Client(seal, server.plan);
- *     const keys = await client.keys();
- *     if (keys !== null) await server.register(keys);
  *     const request = await client.encrypt([[5.1, 3.5, 1.4, 0.2]]);
  *     const [answer] = await client.decide(await server.send(request, client.replyBytes), request.id);
  *
- * `ask` does the last four lines for any number of samples: it sends everything before it judges anything, so that the
+ * `ask` does the last two lines for any number of samples: it sends everything before it judges anything, so that the
  * server can't learn from an error what a reply decrypted to.
  */
-import { type Answer, Client, type Keys, type Request } from "./client.ts";
-import { sha256, toHex } from "./container.ts";
+import { type Answer, Client, type Request } from "./client.ts";
+import { sha256, toHex } from "./message.ts";
 import { AskError } from "./errors.ts";
 import { checkGraph } from "./graph.ts";
-import { exists, getBytes, getJson, KeylessError, post, put, type Service } from "./http.ts";
+import { getBytes, getJson, post, type Service } from "./http.ts";
 import { layoutNames, preferred } from "./layouts.ts";
 import { type Plan, readPlan } from "./plan.ts";
 import { checked, outside } from "./samples.ts";
 
 export type { Chain } from "./chain.ts";
-export { type Answer, Client, type Keys, type Request, type SavedKey, type Scores } from "./client.ts";
+export { type Answer, Client, type Request } from "./client.ts";
 export { AskError, messageOf, TokenError } from "./errors.ts";
 export { layoutNames } from "./layouts.ts";
 export { type Plan, readPlan } from "./plan.ts";
@@ -48,10 +46,8 @@ export interface Connection {
   featurePart(): Promise<Uint8Array<ArrayBuffer>>;
   /** Whether another layout would suit so many questions better. */
   wantsOther(questions: number): boolean;
-  /** Send a request and return the bytes of its reply; keys that the server wants are sent first. */
+  /** Send a request and return the bytes of its reply. */
   send(request: Request, most: number): Promise<ArrayBuffer>;
-  /** Keep a client's keys, and send them now and whenever the server has forgotten them. */
-  register(keys: Keys): Promise<void>;
 }
 
 /** Fetch the plan of a model, or take the pinned one. */
@@ -92,22 +88,7 @@ function modelsOf(json: unknown): readonly Model[] {
 }
 
 function connection(service: Service, plan: Plan, pinned: boolean, offered: readonly string[]): Connection {
-  let kept: Keys | undefined;
-  const register = async (keys: Keys) => {
-    kept = keys;
-    const path = `models/${plan.modelId}/keys/${keys.id}`;
-    if (!(keys.maybeSent && (await exists(service, path)))) await put(service, path, keys.body);
-  };
-  const send = async (request: Request, most: number) => {
-    const ask = () => post(service, `models/${plan.modelId}/evaluate`, request.body, most);
-    try {
-      return await ask();
-    } catch (error) {
-      if (!(error instanceof KeylessError) || kept === undefined) throw error;
-      await register(kept);
-      return ask(); // the same bytes again
-    }
-  };
+  const send = (request: Request, most: number) => post(service, `models/${plan.modelId}/evaluate`, request.body, most);
   const wantsOther = (questions: number) => offered.length > 0 && preferred(offered, questions) !== plan.layout;
   const featurePart = async () => {
     if (plan.featurePart === null) throw new AskError("the model has no feature part: its samples are encrypted as they are");
@@ -118,10 +99,8 @@ function connection(service: Service, plan: Plan, pinned: boolean, offered: read
     checkGraph(graph);
     return graph;
   };
-  return { plan, pinned, featurePart, wantsOther, send, register };
+  return { plan, pinned, featurePart, wantsOther, send };
 }
-
-const registered = new WeakSet<Client>();
 
 const AGAIN_TELLS = "The server learns that it lay outside if you correct the value and ask again";
 
@@ -158,11 +137,6 @@ export async function ask(
   checked(rows, client.plan);
   const clip = options.clip ?? server.plan.clip;
   if (server.pinned && !clip) refuseOutside(rows, server);
-  if (!registered.has(client)) {
-    const keys = await client.keys();
-    if (keys !== null) await server.register(keys);
-    registered.add(client);
-  }
   const size = client.plan.perRequest;
   const replies: { id: string; data: ArrayBuffer }[] = [];
   for (let start = 0; start < rows.length; start += size) {
@@ -184,7 +158,6 @@ export function asPromised(answers: readonly Answer[], rows: readonly ArrayLike<
   if (clip === plan.clip) return [...answers];
   return answers.map((answer, n) => {
     const inside = plan.low.every((low, i) => low <= rows[n]![i]! && rows[n]![i]! <= plan.high[i]!);
-    if (answer.scores?.reliable !== true || (clip && inside)) return answer;
-    return { ...answer, scores: { ...answer.scores, reliable: false } };
+    return answer.reliable !== true || (clip && inside) ? answer : { ...answer, reliable: false };
   });
 }

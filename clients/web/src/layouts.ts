@@ -1,7 +1,7 @@
 /** The layouts this client speaks, by name: what messages hold, and where the logits of a reply lie. */
 import { batch } from "./batch.ts";
 import { chainRefusal, modulusBits, product } from "./chain.ts";
-import type { Shape } from "./container.ts";
+import type { Shape } from "./message.ts";
 import { AskError } from "./errors.ts";
 import { lift } from "./lift.ts";
 import type { Plan } from "./plan.ts";
@@ -18,20 +18,14 @@ export interface Layout {
   readonly name: string;
   request(plan: Plan): Form;
   reply(plan: Plan): Form;
-  /** What the server is given before the first request; null where it needs nothing. */
-  keys(plan: Plan): Form | null;
-  /** Whether a reply tells logits; otherwise only their order has a meaning. */
-  tellsScores(plan: Plan): boolean;
   /** log2 of the scale of a reply. */
   scaleOut(plan: Plan): number;
   /** Why a plan can't be of this layout, or null. */
   refusal(plan: Plan): string | null;
-  /** The payload of a request for shifted samples, at most `plan.perRequest` of them. */
+  /** The payload of a request for shifted samples, at most `plan.perRequest` of them; the key is fresh. */
   encrypt(key: SecretKey, samples: readonly Float64Array[], plan: Plan): Promise<Uint8Array<ArrayBuffer>>;
   /** The logits of the first `count` samples of a reply, and whether it is plausible: no wrong key, nothing damaged. */
   decrypt(key: SecretKey, payload: Uint8Array<ArrayBuffer>, plan: Plan, count: number): { plausible: boolean; logits: Float64Array[] };
-  /** The payload of fresh keys, for layouts that have them. */
-  makeKeys?(key: SecretKey, plan: Plan): Promise<Uint8Array<ArrayBuffer>>;
 }
 
 const LAYOUTS: readonly Layout[] = [lift, batch];
@@ -61,9 +55,7 @@ const LARGEST_MESSAGE = 2 ** 31;
 /** Why a plan is insecure or could overflow, or null. */
 function unsafe(plan: Plan, layout: Layout): string | null {
   const { primes } = plan.chain;
-  const keys = layout.keys(plan) !== null;
-  if (keys !== plan.chainHasKeys) return "its chain and its layout disagree about keys";
-  const why = chainRefusal(plan.chain, keys);
+  const why = chainRefusal(plan.chain);
   if (why !== null) return why;
   // Overflow is silent, so a plan that could overflow must not be used.
   const scale = layout.scaleOut(plan);

@@ -5,18 +5,12 @@
  */
 import { pack, packedBytes, unpack } from "./bits.ts";
 import { cryptographic } from "./embedding.ts";
-import type { Layout } from "./layouts.ts";
+import type { Form, Layout } from "./layouts.ts";
 import { type Plan, planNumber, planWhole, reachOf } from "./plan.ts";
-import { bitLength, bytesForm, joined, LEAST_SECURITY, Masks, publicKey, publicKeyForm, SEED_BYTES } from "./seeds.ts";
+import { bitLength, joined, LEAST_SECURITY, SEED_BYTES } from "./seeds.ts";
 
-const MOST_MONOMIALS = 2 ** 16;
-const LARGEST_FACTOR = 24; // log2 of what hides the score where replies tell decisions only
-
-/** Whether the server hides the score behind a random factor: of what is read, only the sign has a meaning. */
-function decisionsOnly(plan: Plan): boolean {
-  return plan.settings["replies"] === "decisions";
-}
-
+const MOST_MONOMIALS = 2 ** 20;
+const MOST_INPUTS = 255; // ciphertexts of a request
 interface Setting {
   readonly group: number;
   readonly lift: number;
@@ -37,8 +31,6 @@ interface Setting {
   /** Coefficients before the first answer that reach it, and whether only a window of coefficients is sent. */
   readonly lead: number;
   readonly windowed: boolean;
-  /** Coefficients after the last answer that no monomial reaches: the client knows what they are. */
-  readonly blanks: number;
 }
 
 /** The plan's settings, and where monomials and answers lie. */
@@ -46,8 +38,7 @@ function settingOf(plan: Plan): Setting {
   const s = plan.settings;
   const degree = planWhole(s["degree"] ?? 2, 2, 8, "degree");
   const size = countMonomials(plan.features, degree);
-  const blanks = planWhole(s["blanks"] ?? 0, 0, 2, "check");
-  const rows = blanks > 0 ? plan.outputs : Math.max(2, plan.outputs);
+  const rows = plan.outputs;
   const group = planWhole(s["group"], 1, rows, "group");
   const { ring } = plan.chain;
   const block = group * size <= ring ? size : Math.floor(ring / group);
@@ -55,8 +46,7 @@ function settingOf(plan: Plan): Setting {
   const lead = (group - 1) * block;
   const windowed = group > 1 && inputs === 1 && lead + plan.perRequest * group * block <= ring;
   const several = windowed ? lead + plan.perRequest * group * block : inputs * ring;
-  const one = blanks > 0 ? (plan.perRequest + 1) * size + blanks - 1 : plan.perRequest * size;
-  const used = group > 1 ? several : inputs === 1 ? one : size;
+  const used = group > 1 ? several : inputs === 1 ? plan.perRequest * size : size;
   return {
     group,
     lift: planWhole(s["lift"], 1, 128, "scales"),
@@ -66,40 +56,33 @@ function settingOf(plan: Plan): Setting {
     private: s["replies"] !== "plain",
     offset: planNumber(s["offset"], "offset"),
     tolerance: planNumber(s["tolerance"], "tolerance"),
-    degree, size, rows, block, inputs, used, lead, windowed, blanks,
+    degree, size, rows, block, inputs, used, lead, windowed,
     replies: Math.ceil(rows / group),
   };
 }
 
 export const lift: Layout = {
   name: "lift",
-  tellsScores: (plan) => !decisionsOnly(plan),
   scaleOut: (plan) => Math.log2(settingOf(plan).weights) + settingOf(plan).lift,
   request(plan) {
-    const { used } = settingOf(plan);
-    return bytesForm(SEED_BYTES + plan.chain.primes.reduce((sum, q) => sum + packedBytes(used, bitLength(q)), 0));
+    const s = settingOf(plan);
+    const sent = s.used + (s.private ? plan.chain.ring : 0); // the public key of private replies comes last
+    return bytesForm(SEED_BYTES + plan.chain.primes.reduce((sum, q) => sum + packedBytes(sent, bitLength(q)), 0));
   },
   reply(plan) {
-    const { replies, rows, bits, blanks } = settingOf(plan);
-    return bytesForm(packedBytes((plan.perRequest + blanks) * rows + replies * plan.chain.ring, bits));
-  },
-  keys(plan) {
-    if (!settingOf(plan).private) return null;
-    return publicKeyForm(plan);
+    const { replies, rows, bits } = settingOf(plan);
+    return bytesForm(packedBytes(plan.perRequest * rows + replies * plan.chain.ring, bits));
   },
 
   refusal(plan) {
     const s = settingOf(plan);
-    if (decisionsOnly(plan) !== (plan.settings["factor"] !== undefined)) return "decisions, and only they, have a random factor";
-    if (decisionsOnly(plan) && (plan.settings["factor"] !== LARGEST_FACTOR || s.group !== 1 || plan.perRequest !== 1 || s.rows !== 2)) {
-      return "decisions are for one question between two classes, in two replies";
-    }
     if (s.size > MOST_MONOMIALS) return "it has too many monomials";
     if (plan.perRequest > Math.max(1, Math.floor(plan.chain.ring / (s.group * s.size)))) return "its samples do not fit its ring";
-    if (s.blanks > 0 && (s.rows !== 1 || s.used > plan.chain.ring)) return "its check has no room in its ring";
+    if (s.inputs > MOST_INPUTS) return "its requests have too many ciphertexts";
     const largest = Math.max(1, ...rootsOf(plan).map((root, i) => (reachOf(plan, i) / root) ** s.degree));
     if (s.grain > s.lift || s.grain + Math.log2(largest) > 62) return "its scales can't be right";
-    if (!(s.weights > 2 ** -200 && s.weights < 2 ** 200 && s.tolerance > 0 && s.offset >= 0)) return "its scales can't be right";
+    if (!(s.weights > 2 ** -200 && s.weights < 2 ** 200 && s.tolerance >= 0 && s.offset >= 0)) return "its scales can't be right";
+    if (s.tolerance > 0 !== s.rows > 1) return "the sum of its scores is known only where there are several";
     if (s.private && !(planNumber(plan.settings["security"], "security") >= LEAST_SECURITY)) return "its private replies are not private";
     return null;
   },
@@ -108,22 +91,21 @@ export const lift: Layout = {
     const s = settingOf(plan);
     const { primes } = plan.chain;
     const message = spread(samples, plan, s);
-    const seed = crypto.getRandomValues(new Uint8Array(SEED_BYTES));
-    const masks = await Masks.of(seed);
+    const { ring } = plan.chain;
     const first: BigUint64Array[] = [];
-    for (let j = 0; j < s.inputs; j++) {
-      const mask = await masks.wide("request", j, primes, plan.chain.ring);
-      first.push(key.fromNtt(key.rebased(key.zero(), mask, primes)));
-    }
-    const parts: Uint8Array[] = [seed];
+    for (let j = 0; j < s.inputs; j++) first.push(await key.zero());
+    const open = s.private ? await key.zero() : null;
+    key.keepCoefficients();
+    const parts: Uint8Array[] = [key.seed];
     for (const [place, q] of primes.entries()) {
-      const used = new BigUint64Array(s.used);
+      const sent = new BigUint64Array(s.used + (open === null ? 0 : ring));
       for (let i = 0; i < s.used; i++) {
         const [j, at] = whereUsed(i, plan, s);
-        const sum = first[j]![place * plan.chain.ring + at]! + modulo(message[j]![at]!, q);
-        used[i] = sum >= q ? sum - q : sum;
+        const sum = first[j]![place * ring + at]! + modulo(message[j]![at]!, q);
+        sent[i] = sum >= q ? sum - q : sum;
       }
-      parts.push(pack(used, bitLength(q)));
+      if (open !== null) sent.set(open.subarray(place * ring, (place + 1) * ring), s.used);
+      parts.push(pack(sent, bitLength(q)));
     }
     return joined(parts);
   },
@@ -131,19 +113,17 @@ export const lift: Layout = {
   decrypt(key, payload, plan, count) {
     const s = settingOf(plan);
     const { ring, primes } = plan.chain;
-    const places = plan.perRequest + s.blanks;
-    const reads = places * s.rows;
+    const reads = plan.perRequest * s.rows;
     const { low, high } = unpack(payload, s.bits, reads + s.replies * ring);
-    const secret = key.ternary();
+    const secret = key.coefficients();
     const scale = Number(primes.reduce((product, q) => product * q, 1n)) / 2 ** s.bits / 2 ** s.lift / s.weights;
     const logits: Float64Array[] = [];
     let plausible = true;
-    for (let n = 0; n < places; n++) {
-      const blank = n >= plan.perRequest;
+    for (let n = 0; n < plan.perRequest; n++) {
       const answers = new Float64Array(s.rows);
       for (let row = 0; row < s.rows; row++) {
         const [reply, c] = [Math.floor(row / s.group), row % s.group];
-        const position = blank ? n + plan.perRequest * (s.block - 1) : (n * s.group + c) * s.block;
+        const position = (n * s.group + c) * s.block;
         const start = reads + reply * ring;
         let [sumLow, sumHigh] = [low[n * s.rows + row]!, high[n * s.rows + row]!];
         for (let i = 0; i < ring; i++) {
@@ -158,15 +138,17 @@ export const lift: Layout = {
       }
       if (!answers.every((answer) => Math.abs(answer) <= plan.bound * (1 + 1e-6))) plausible = false;
       const shifted = answers.map((answer) => answer - s.offset);
-      const known = blank || s.blanks === 0; // a blank, or the sum of a sample's answers
-      if (known && !(Math.abs(shifted.reduce((sum, each) => sum + each, 0)) <= s.tolerance)) plausible = false;
-      if (n < count) logits.push(shifted.slice(0, plan.outputs));
+      // The sum of a sample's answers is known beforehand; a single answer has none.
+      if (s.rows > 1 && !(Math.abs(shifted.reduce((sum, each) => sum + each, 0)) <= s.tolerance)) plausible = false;
+      if (n < count) logits.push(shifted);
     }
     return { plausible, logits };
   },
-
-  makeKeys: publicKey,
 };
+
+function bytesForm(count: number): Form {
+  return { shape: [count, 1, 1, 1], width: 1 };
+}
 
 /** The rounded monomials of all samples as coefficients of the request's polynomials, (J, N). */
 function spread(samples: readonly Float64Array[], plan: Plan, s: Setting): bigint[][] {

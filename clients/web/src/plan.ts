@@ -19,8 +19,6 @@ export interface Plan {
   /** log2 of the scales, and what is particular to the layout, which checks both. */
   readonly scales: Readonly<Record<string, unknown>>;
   readonly settings: Readonly<Record<string, unknown>>;
-  /** Whether the special prime counts against the security table. */
-  readonly chainHasKeys: boolean;
   readonly low: readonly number[];
   readonly high: readonly number[];
   /** No logit exceeds this anywhere in the box; every slot of a reply is held to it. */
@@ -71,7 +69,6 @@ export function readPlan(answer: unknown, sha256: string): Plan {
     chain: {
       ring: planWhole(chain["ring"], 1, 32768, "ring"),
       primes: list(chain["primes"], "primes").map(prime),
-      special: chain["special"] === null ? null : prime(chain["special"]),
     },
     features: planWhole(shape["features"], 1, 2 ** 16, "features"),
     outputs: planWhole(shape["outputs"], 1, 2 ** 12, "outputs"),
@@ -79,7 +76,6 @@ export function readPlan(answer: unknown, sha256: string): Plan {
     scaleIn: planWhole(scales["x"], 0, 100, "scales"),
     scales,
     settings: record(json["settings"], "the settings"),
-    chainHasKeys: chain["keys"] === true,
     low: numbers(domain["low"], "box"),
     high: numbers(domain["high"], "box"),
     bound: planNumber(domain["bound"], "bound"),

@@ -4,11 +4,12 @@
  * All cryptography is SEAL's. Ciphertexts and plaintexts cross as bytes in SEAL's own framing, which is copied from what
  * this very build of SEAL saved, with the few fields changed that differ.
  */
-import type { Ciphertext, MainModule, Plaintext } from "node-seal";
+import type { Ciphertext, Decryptor, Encryptor, MainModule, Plaintext, PublicKey, SecretKey as Secret } from "node-seal";
 import initialize from "node-seal";
 
-import type { Chain } from "./chain.ts";
+import { type Chain, everyPrime } from "./chain.ts";
 import { AskError, messageOf } from "./errors.ts";
+import { Masks, SEED_BYTES } from "./seeds.ts";
 
 const CIPHER_HEADER = 113;
 const PLAIN_HEADER = 88;
@@ -29,58 +30,50 @@ export async function startSeal(wasmBinary: ArrayBuffer): Promise<MainModule> {
   }
 }
 
-/** A secret key for one chain, and what only its holder can do. */
-export class SecretKey {
+/** A SEAL context for one chain: what needs no secret. Making one takes longer than a question. */
+export class Context {
   readonly chain: Chain;
-  readonly #seal: MainModule;
-  readonly #context: ReturnType<MainModule["SEALContext"]["prototype"]["copy"]>;
+  readonly seal: MainModule;
+  readonly context: ReturnType<MainModule["SEALContext"]["prototype"]["copy"]>;
+  /** node-seal's encryptor asks for a public key, and uses none: this is of a secret that nothing was encrypted with. */
+  readonly #unused: PublicKey;
   readonly #encoder: InstanceType<MainModule["CKKSEncoder"]>;
   readonly #evaluator: InstanceType<MainModule["Evaluator"]>;
-  readonly #encryptor: InstanceType<MainModule["Encryptor"]>;
-  readonly #decryptor: InstanceType<MainModule["Decryptor"]>;
   readonly #plain: Plaintext;
   readonly #cipher: Ciphertext;
   readonly #cipherHeader: Uint8Array;
   readonly #plainHeader: Uint8Array;
-  readonly #secretHeader: Uint8Array;
-  /** The secret modulo every prime, in NTT form, and a public key (2, every prime, N); neither leaves the worker so. */
-  readonly #values: BigUint64Array<ArrayBuffer>;
-  #public: BigUint64Array<ArrayBuffer> | undefined;
-  #coefficients: Int8Array | undefined;
-  #narrow: Uint32Array<ArrayBuffer> | undefined;
 
-  /** A fresh key, or the one that `saved` returned earlier for the same chain. */
-  constructor(seal: MainModule, chain: Chain, saved?: Uint8Array) {
+  constructor(seal: MainModule, chain: Chain) {
     this.chain = chain;
-    this.#seal = seal;
-    const every = chain.special === null ? chain.primes : [...chain.primes, chain.special];
+    this.seal = seal;
+    const every = everyPrime(chain);
     const moduli = seal.vecFromArrayModulus(every.map((q) => new seal.Modulus(q)));
     const parameters = new seal.EncryptionParameters(seal.SchemeType.ckks);
     parameters.setPolyModulusDegree(chain.ring);
     parameters.setCoeffModulus(moduli);
-    this.#context = new seal.SEALContext(parameters, chain.special !== null, seal.SecLevelType.tc128);
+    this.context = new seal.SEALContext(parameters, every.length > 1, seal.SecLevelType.tc128);
     moduli.delete();
     parameters.delete();
-    if (!this.#context.parametersSet()) throw new AskError("SEAL refuses this plan's parameters; nothing was sent");
-    this.#encoder = new seal.CKKSEncoder(this.#context);
-    this.#evaluator = new seal.Evaluator(this.#context);
-    const generator = saved === undefined ? new seal.KeyGenerator(this.#context) : this.#restored(saved);
-    const secret = generator.secretKey();
-    const open = generator.createPublicKey(); // node-seal's encryptor asks for one
-    const bytes = secret.saveToArray(seal.ComprModeType.none) as Uint8Array;
-    this.#secretHeader = bytes.slice(0, PLAIN_HEADER);
-    this.#values = wide(bytes.subarray(PLAIN_HEADER));
-    bytes.fill(0);
-    this.#public = wide((open.saveToArray(seal.ComprModeType.none) as Uint8Array).subarray(CIPHER_HEADER));
-    this.#encryptor = new seal.Encryptor(this.#context, open, secret);
-    this.#decryptor = new seal.Decryptor(this.#context, secret);
-    for (const done of [open, secret, generator]) done.delete();
+    if (!this.context.parametersSet()) throw new AskError("SEAL refuses this plan's parameters; nothing was sent");
+    this.#encoder = new seal.CKKSEncoder(this.context);
+    this.#evaluator = new seal.Evaluator(this.context);
+    const generator = new seal.KeyGenerator(this.context);
+    this.#unused = generator.createPublicKey();
     this.#plain = new seal.Plaintext();
     this.#cipher = new seal.Ciphertext();
     this.#encoder.encode(new Float64Array([1]), 2 ** 10, this.#plain);
-    this.#encryptor.encryptSymmetric(this.#plain, this.#cipher);
+    const secret = generator.secretKey();
+    const encryptor = this.encryptor(secret);
+    encryptor.encryptSymmetric(this.#plain, this.#cipher);
     this.#cipherHeader = this.#saved(this.#cipher).slice(0, CIPHER_HEADER);
     this.#plainHeader = this.#saved(this.#plain).slice(0, PLAIN_HEADER);
+    for (const done of [encryptor, secret, generator]) done.delete();
+  }
+
+  /** What encrypts under a secret. */
+  encryptor(secret: Secret): Encryptor {
+    return new this.seal.Encryptor(this.context, this.#unused, secret);
   }
 
   /**
@@ -105,80 +98,27 @@ export class SecretKey {
     }
     this.#load(words, 2, 1, false);
     this.#evaluator.cipherTransformToNttInplace(this.#cipher);
-    return lowWords(this.#saved(this.#cipher).subarray(CIPHER_HEADER, CIPHER_HEADER + 8 * count));
+    return lowWords(wide(this.#saved(this.#cipher).subarray(CIPHER_HEADER, CIPHER_HEADER + 8 * count)));
   }
 
-  /** Encrypt a plaintext given by its residues (primes, N): residues (2, primes, N). */
-  encrypt(residues: Uint32Array): Uint32Array<ArrayBuffer> {
-    this.#frame(residues);
-    this.#encryptor.encryptSymmetric(this.#plain, this.#cipher);
-    return lowWords(this.#saved(this.#cipher).subarray(CIPHER_HEADER));
-  }
-
-  /**
-   * The first half (primes, N) of an encryption of a plaintext, given by its residues, whose second half is `mask`.
-   *
-   * SEAL's own second half is moved to the mask here: both forms of one encryption together give away the key.
-   */
-  seeded(residues: Uint32Array, mask: Uint32Array): Uint32Array<ArrayBuffer> {
-    const made = this.encrypt(residues);
-    const { ring, primes } = this.chain;
-    this.#narrow ??= lowWords(new Uint8Array(this.#values.buffer, 0, 8 * mask.length));
-    const out = new Uint32Array(mask.length);
-    for (const [place, q] of primes.map(Number).entries()) {
-      for (let i = place * ring; i < (place + 1) * ring; i++) {
-        const turn = made[mask.length + i]! + q - mask[i]!;
-        const secret = this.#narrow[i]!;
-        // Below 2^49 and 2^50, so exact in doubles, as in `residues`.
-        const high = turn * (secret >>> 16);
-        const sum = (high - q * Math.floor(high / q)) * 65536 + turn * (secret & 65535) + made[i]!;
-        out[i] = sum - q * Math.floor(sum / q);
-      }
-    }
-    return out;
-  }
-
-  /** The slots (N/2) of a ciphertext given by its residues (size, primes, N), each below its prime. */
-  decrypt(residues: Uint32Array, size: number, scale: number): Float64Array {
-    const words = new Uint32Array(2 * residues.length);
-    for (let i = 0; i < residues.length; i++) words[2 * i] = residues[i]!;
-    this.#load(words, size, scale, true);
-    this.#decryptor.decrypt(this.#cipher, this.#plain);
-    return this.#encoder.decodeFloat64(this.#plain) as Float64Array;
-  }
-
-  /** A fresh encryption of zero: residues (2, primes, N) in NTT form. It must not be sent, see `rebased`. */
-  zero(): BigUint64Array<ArrayBuffer> {
-    this.#frame(new Uint32Array(this.chain.primes.length * this.chain.ring));
-    this.#encryptor.encryptSymmetric(this.#plain, this.#cipher);
+  /** SEAL's own encryption of a plaintext given by its residues (primes, N): words (2, primes, N). It must not be sent. */
+  encrypt(encryptor: Encryptor, residues: Uint32Array): BigUint64Array<ArrayBuffer> {
+    const bytes = new Uint8Array(PLAIN_HEADER + 8 * residues.length);
+    bytes.set(this.#plainHeader);
+    const view = new DataView(bytes.buffer);
+    for (let i = 0; i < residues.length; i++) view.setUint32(PLAIN_HEADER + 8 * i, residues[i]!, true);
+    this.#plain.loadFromArray(this.context, bytes);
+    encryptor.encryptSymmetric(this.#plain, this.#cipher);
     return wide(this.#saved(this.#cipher).subarray(CIPHER_HEADER));
   }
 
-  /**
-   * A public key: residues (2, every prime, N) in NTT form, for `rebased`. It is given out once: under two masks, the
-   * difference of what is sent is a known multiple of the secret.
-   */
-  publicKey(): BigUint64Array<ArrayBuffer> {
-    const found = this.#public;
-    if (found === undefined) throw new AskError("the public key of this secret was made already; make a new secret for another");
-    this.#public = undefined;
-    return found;
-  }
-
-  /**
-   * The first half of a ciphertext (2, primes, N) with another mask (primes, N) in the place of its second half.
-   *
-   * Both forms of one encryption together give away the key, so what goes in here never leaves the worker.
-   */
-  rebased(made: BigUint64Array, mask: BigUint64Array, primes: readonly bigint[]): BigUint64Array<ArrayBuffer> {
-    const { ring } = this.chain;
-    const out = new BigUint64Array(mask.length);
-    for (const [place, q] of primes.entries()) {
-      for (let i = place * ring; i < (place + 1) * ring; i++) {
-        out[i] = (made[i]! + (made[mask.length + i]! + q - mask[i]!) * this.#values[i]!) % q;
-      }
-    }
-    return out;
+  /** The slots (N/2) of a ciphertext given by its residues (size, primes, N), each below its prime. */
+  decrypt(decryptor: Decryptor, residues: Uint32Array, size: number, scale: number): Float64Array {
+    const words = new Uint32Array(2 * residues.length);
+    for (let i = 0; i < residues.length; i++) words[2 * i] = residues[i]!;
+    this.#load(words, size, scale, true);
+    decryptor.decrypt(this.#cipher, this.#plain);
+    return this.#encoder.decodeFloat64(this.#plain) as Float64Array;
   }
 
   /** Residues (primes, N) from NTT form to coefficients; SEAL transforms them. */
@@ -191,52 +131,10 @@ export class SecretKey {
     return wide(this.#saved(this.#cipher).subarray(CIPHER_HEADER)).slice(0, words.length);
   }
 
-  /** The secret's coefficients (N), each -1, 0 or 1. */
-  ternary(): Int8Array {
-    const { ring, primes } = this.chain;
-    this.#coefficients ??= Int8Array.from(this.fromNtt(this.#values.slice(0, primes.length * ring)).subarray(0, ring), (each) =>
-      each === 0n ? 0 : each === 1n ? 1 : -1,
-    );
-    return this.#coefficients;
-  }
-
-  /** The secret as SEAL writes it, for a later `SecretKey` of this chain. Whoever has it can decrypt everything. */
-  save(): Uint8Array<ArrayBuffer> {
-    const out = new Uint8Array(PLAIN_HEADER + 8 * this.#values.length);
-    out.set(this.#secretHeader);
-    out.set(new Uint8Array(this.#values.buffer), PLAIN_HEADER);
-    return out;
-  }
-
-  #restored(saved: Uint8Array): InstanceType<MainModule["KeyGenerator"]> {
-    const secret = new this.#seal.SecretKey();
-    try {
-      secret.loadFromArray(this.#context, saved);
-      return new this.#seal.KeyGenerator(this.#context, secret);
-    } catch (error) {
-      throw new AskError(`the saved key is not one of this plan (${messageOf(error)}); make a new one`);
-    } finally {
-      secret.delete();
-    }
-  }
-
-  /** Free what SEAL holds, the key included. */
-  forget(): void {
-    this.#values.fill(0n);
-    this.#coefficients?.fill(0);
-    this.#narrow?.fill(0);
-    for (const held of [this.#plain, this.#cipher, this.#encryptor, this.#decryptor, this.#encoder, this.#evaluator]) {
-      held.delete();
-    }
-    this.#context.delete();
-  }
-
-  #frame(residues: Uint32Array): void {
-    const bytes = new Uint8Array(PLAIN_HEADER + 8 * residues.length);
-    bytes.set(this.#plainHeader);
-    const view = new DataView(bytes.buffer);
-    for (let i = 0; i < residues.length; i++) view.setUint32(PLAIN_HEADER + 8 * i, residues[i]!, true);
-    this.#plain.loadFromArray(this.#context, bytes);
+  /** Free what SEAL holds. */
+  free(): void {
+    for (const held of [this.#plain, this.#cipher, this.#unused, this.#encoder, this.#evaluator]) held.delete();
+    this.context.delete();
   }
 
   #load(words: Uint32Array<ArrayBuffer>, size: number, scale: number, ntt: boolean): void {
@@ -251,11 +149,124 @@ export class SecretKey {
     view.setBigUint64(97, 24n + 8n * count, true);
     view.setBigUint64(105, count, true);
     bytes.set(new Uint8Array(words.buffer), CIPHER_HEADER);
-    this.#cipher.loadFromArray(this.#context, bytes);
+    this.#cipher.loadFromArray(this.context, bytes);
   }
 
   #saved(held: Plaintext | Ciphertext): Uint8Array {
-    return held.saveToArray(this.#seal.ComprModeType.none) as Uint8Array;
+    return held.saveToArray(this.seal.ComprModeType.none) as Uint8Array;
+  }
+}
+
+/**
+ * The secret key of one request and its public seed. No seed can be passed in, and each encryption takes the next mask.
+ *
+ * SEAL's own second half is moved to the mask: both forms of one encryption together give away the key, so SEAL's never
+ * leaves this class.
+ */
+export class SecretKey {
+  readonly context: Context;
+  readonly seed: Uint8Array<ArrayBuffer>;
+  readonly #masks: Masks;
+  readonly #secret: Secret;
+  readonly #encryptor: Encryptor;
+  /** The secret modulo the primes, in NTT form. */
+  readonly #values: BigUint64Array<ArrayBuffer>;
+  #narrow: Uint32Array<ArrayBuffer> | undefined;
+  #next = 0;
+  #coefficients: Int8Array | undefined;
+  #freed = false;
+
+  private constructor(context: Context, seed: Uint8Array<ArrayBuffer>, masks: Masks) {
+    const { seal, chain } = context;
+    [this.context, this.seed, this.#masks] = [context, seed, masks];
+    const generator = new seal.KeyGenerator(context.context);
+    this.#secret = generator.secretKey();
+    generator.delete();
+    const bytes = this.#secret.saveToArray(seal.ComprModeType.none) as Uint8Array;
+    this.#values = wide(bytes.subarray(PLAIN_HEADER, PLAIN_HEADER + 8 * chain.primes.length * chain.ring));
+    bytes.fill(0);
+    this.#encryptor = context.encryptor(this.#secret);
+  }
+
+  static async fresh(context: Context): Promise<SecretKey> {
+    const seed = crypto.getRandomValues(new Uint8Array(SEED_BYTES));
+    return new SecretKey(context, seed, await Masks.of(seed));
+  }
+
+  /**
+   * The first half (primes, N) of an encryption under the next mask of a plaintext given by its residues, in NTT form;
+   * for primes below 2^32.
+   */
+  async encrypt(residues: Uint32Array): Promise<Uint32Array<ArrayBuffer>> {
+    const { ring, primes } = this.context.chain;
+    const mask = await this.#masks.narrow(this.#next++, primes, ring);
+    const made = lowWords(this.context.encrypt(this.#encryptor, residues));
+    const values = (this.#narrow ??= lowWords(this.#values));
+    const out = new Uint32Array(mask.length);
+    for (const [place, q] of primes.map(Number).entries()) {
+      for (let i = place * ring; i < (place + 1) * ring; i++) {
+        const turn = made[mask.length + i]! + q - mask[i]!;
+        const secret = values[i]!;
+        // Below 2^49 and 2^50, so exact in doubles, as in `residues`.
+        const high = turn * (secret >>> 16);
+        const sum = (high - q * Math.floor(high / q)) * 65536 + turn * (secret & 65535) + made[i]!;
+        out[i] = sum - q * Math.floor(sum / q);
+      }
+    }
+    return out;
+  }
+
+  /** The first half of an encryption of zero under the next mask, as coefficients (primes, N). */
+  async zero(): Promise<BigUint64Array<ArrayBuffer>> {
+    const { ring, primes } = this.context.chain;
+    const mask = await this.#masks.wide(this.#next++, primes, ring);
+    const made = this.context.encrypt(this.#encryptor, new Uint32Array(mask.length));
+    const out = new BigUint64Array(mask.length);
+    for (const [place, q] of primes.entries()) {
+      for (let i = place * ring; i < (place + 1) * ring; i++) {
+        out[i] = (made[i]! + (made[mask.length + i]! + q - mask[i]!) * this.#values[i]!) % q;
+      }
+    }
+    return this.context.fromNtt(out);
+  }
+
+  /** The slots (N/2) of a ciphertext given by its residues (size, primes, N), each below its prime. */
+  decrypt(residues: Uint32Array, size: number, scale: number): Float64Array {
+    const decryptor = new this.context.seal.Decryptor(this.context.context, this.#secret);
+    try {
+      return this.context.decrypt(decryptor, residues, size, scale);
+    } finally {
+      decryptor.delete();
+    }
+  }
+
+  /** The secret's coefficients (N), each -1, 0 or 1. */
+  coefficients(): Int8Array {
+    this.#coefficients ??= Int8Array.from(this.context.fromNtt(this.#values).subarray(0, this.context.chain.ring), (each) =>
+      each === 0n ? 0 : each === 1n ? 1 : -1,
+    );
+    return this.#coefficients;
+  }
+
+  /** Keep nothing but the coefficients, where they read the reply: many requests may be open at once. */
+  keepCoefficients(): void {
+    this.coefficients();
+    this.#free();
+  }
+
+  /** Free what SEAL holds, and overwrite the rest. */
+  forget(): void {
+    this.#free();
+    this.#coefficients?.fill(0);
+  }
+
+  #free(): void {
+    if (this.#freed) return;
+    this.#freed = true;
+    this.#values.fill(0n);
+    this.#narrow?.fill(0);
+    this.#encryptor.delete();
+    this.#secret.delete();
   }
 }
 
@@ -265,8 +276,8 @@ function wide(bytes: Uint8Array): BigUint64Array<ArrayBuffer> {
 }
 
 /** The lower half of each 64-bit word; residues are below 2^32. */
-function lowWords(bytes: Uint8Array): Uint32Array<ArrayBuffer> {
-  const words = new Uint32Array(bytes.slice().buffer);
+function lowWords(wide: BigUint64Array<ArrayBuffer>): Uint32Array<ArrayBuffer> {
+  const words = new Uint32Array(wide.buffer, wide.byteOffset, 2 * wide.length);
   const out = new Uint32Array(words.length / 2);
   for (let i = 0; i < out.length; i++) out[i] = words[2 * i]!;
   return out;

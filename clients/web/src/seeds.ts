@@ -1,20 +1,12 @@
 /**
- * Second halves of ciphertexts from a public seed, which need not travel, and the public key of private replies.
+ * Second halves of ciphertexts from a public seed, which need not travel.
  *
  * As `quad4fhe.layouts.masks`. A seed is drawn for each request, and a mask used once: by its number.
  */
-import { pack, packedBytes } from "./bits.ts";
-import type { Form } from "./layouts.ts";
-import type { Plan } from "./plan.ts";
-import type { SecretKey } from "./seal.ts";
-
 export const SEED_BYTES = 32;
 export const LEAST_SECURITY = 40; // of private replies, in bits
 
-const PURPOSES = { request: 0, key: 1 };
-type Purpose = keyof typeof PURPOSES;
-
-/** The masks of one seed, which is an AES-256 key: counter mode from the block (purpose, number, place of the prime, 0). */
+/** The masks of one seed, which is an AES-256 key: counter mode from the block (0, number, place of the prime, 0). */
 export class Masks {
   readonly #key: CryptoKey;
 
@@ -27,9 +19,9 @@ export class Masks {
   }
 
   /** Residues (primes, N) in NTT form, even over each prime: `quad4fhe.layouts.masks.expand` for one ciphertext. */
-  async wide(purpose: Purpose, number: number, primes: readonly bigint[], ring: number): Promise<BigUint64Array<ArrayBuffer>> {
+  async wide(number: number, primes: readonly bigint[], ring: number): Promise<BigUint64Array<ArrayBuffer>> {
     const out = new BigUint64Array(primes.length * ring);
-    await this.#each(purpose, number, primes, ring, (stream, q, place) => {
+    await this.#each(number, primes, ring, (stream, q, place) => {
       const width = Math.ceil(bitLength(q) / 8);
       const mask = (1n << BigInt(bitLength(q))) - 1n;
       const word = (i: number) => {
@@ -42,10 +34,10 @@ export class Masks {
     return out;
   }
 
-  /** The same of a request, for primes below 2^32, without big integers. */
+  /** The same for primes below 2^32, without big integers. */
   async narrow(number: number, primes: readonly bigint[], ring: number): Promise<Uint32Array<ArrayBuffer>> {
     const out = new Uint32Array(primes.length * ring);
-    await this.#each("request", number, primes, ring, (stream, q, place) => {
+    await this.#each(number, primes, ring, (stream, q, place) => {
       const bits = bitLength(q);
       const [width, mask] = [Math.ceil(bits / 8), bits === 32 ? 0xffffffff : 2 ** bits - 1];
       const word =
@@ -63,7 +55,6 @@ export class Masks {
 
   /** Give the stream of every prime to `take`, and a longer one until it found enough. */
   async #each(
-    purpose: Purpose,
     number: number,
     primes: readonly bigint[],
     ring: number,
@@ -73,7 +64,7 @@ export class Masks {
       primes.map(async (q, place) => {
         const bits = bitLength(q);
         const counter = new DataView(new ArrayBuffer(16));
-        [PURPOSES[purpose], number, place, 0].forEach((each, i) => counter.setUint32(4 * i, each));
+        [0, number, place, 0].forEach((each, i) => counter.setUint32(4 * i, each));
         for (let words = ring + Math.ceil(ring * (Number(1n << BigInt(bits)) / Number(q) - 1)) + 16; ; words *= 2) {
           const zeros = new Uint8Array(Math.ceil(bits / 8) * words);
           const stream = await crypto.subtle.encrypt({ name: "AES-CTR", counter, length: 32 }, this.#key, zeros);
@@ -94,31 +85,8 @@ function firstBelow<T extends number | bigint>(word: (i: number) => T, q: T, cou
   return found === out.length;
 }
 
-/** The form of a public key. */
-export function publicKeyForm(plan: Plan): Form {
-  return bytesForm(SEED_BYTES + every(plan).reduce((sum, q) => sum + packedBytes(plan.chain.ring, bitLength(q)), 0));
-}
-
-/** A fresh public key, its second half as a seed. */
-export async function publicKey(key: SecretKey, plan: Plan): Promise<Uint8Array<ArrayBuffer>> {
-  const seed = crypto.getRandomValues(new Uint8Array(SEED_BYTES));
-  const moduli = every(plan);
-  const { ring } = plan.chain;
-  const mask = await (await Masks.of(seed)).wide("key", 0, moduli, ring);
-  const first = key.rebased(key.publicKey(), mask, moduli);
-  return joined([seed, ...moduli.map((q, place) => pack(first.subarray(place * ring, (place + 1) * ring), bitLength(q)))]);
-}
-
 export function bitLength(q: bigint): number {
   return q.toString(2).length;
-}
-
-function every(plan: Plan): readonly bigint[] {
-  return plan.chain.special === null ? plan.chain.primes : [...plan.chain.primes, plan.chain.special];
-}
-
-export function bytesForm(count: number): Form {
-  return { shape: [count, 1, 1, 1], width: 1 };
 }
 
 export function joined(parts: readonly Uint8Array[]): Uint8Array<ArrayBuffer> {

@@ -6,8 +6,6 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 
-import type { Page } from "playwright-core";
-
 import { answered, close, launch, ready, table, typeTable, visit } from "./browsing.ts";
 
 interface Spec {
@@ -26,8 +24,6 @@ interface Spec {
   rows: number[][];
   decisions: number[];
   outside: number[];
-  /** Whether the plan's replies tell decisions without scores. */
-  decisionsOnly: boolean;
   screenshots: string;
 }
 
@@ -40,7 +36,7 @@ before(async () => {
 });
 after(close);
 
-test("decisions of 200 rows are those of the Python client, and the page asks nobody else", options, async () => {
+test("decisions of a table are those of the Python client, and the page asks nobody else", options, async () => {
   const { context, page, complaints, asked } = await visit(`${spec.url}/page/${spec.query}`);
   await ready(page);
   await typeTable(page, spec.rows);
@@ -69,28 +65,6 @@ test("one sample is answered, and what left the computer does not show it", opti
   const values = Buffer.from(Float64Array.from(row).buffer);
   assert.equal(body!.includes(values.subarray(0, 16)), false);
   await context.close();
-});
-
-const hidden = { skip: spec?.decisionsOnly ? false : "for plans of decisions only" };
-
-test("a plan of decisions only shows no score, and is refused where its factor can't be right", hidden, async () => {
-  const { context, page } = await visit(`${spec.url}/page/${spec.query}`);
-  await ready(page);
-  for (const [i, value] of spec.rows[0]!.entries()) await page.fill(`#value-${i}`, String(value));
-  assert.equal((await answered(page)).verdict, `The answer is class ${spec.decisions[0]}.`);
-  assert.match((await page.textContent("#answer"))!, /hides the scores/);
-  assert.doesNotMatch((await page.textContent("#answer"))!, /margin of|\d\.\d/);
-  await typeTable(page, spec.rows.slice(0, 2));
-  await answered(page);
-  const [download] = await Promise.all([page.waitForEvent("download"), page.click("text=Download all as CSV")]);
-  assert.equal(readFileSync(await download.path(), "utf8").split("\n")[0], "sample,decision");
-  await context.close();
-  const changes: [(plan: any) => void, RegExp][] = [
-    [(plan) => delete plan.settings.factor, /have a random factor/],
-    [(plan) => (plan.settings.replies = "private"), /have a random factor/],
-    [(plan) => (plan.settings.factor = 1), /one question between two classes/],
-  ];
-  for (const [change, wanted] of changes) await refused(change, wanted);
 });
 
 test("the policy headers are as stated, and the worker has no network", options, async () => {
@@ -149,67 +123,20 @@ test("a token is asked for and sent", options, async () => {
   await context.close();
 });
 
-/** The name of the key that asks, and what this origin stores. */
-async function asked(page: Page): Promise<{ key: string; databases: string[] }> {
-  const [request] = await Promise.all([page.waitForRequest("**/evaluate"), answered(page)]);
-  const databases = await page.evaluate(async () => (await indexedDB.databases()).map(({ name }) => name ?? ""));
-  return { key: request.postDataBuffer()!.subarray(76, 92).toString("hex"), databases };
-}
-
-test("a key ends with its page, unless it is kept; a kept one is wrapped, and forgotten on request", options, async () => {
+test("every request has a key of its own, and nothing is stored", options, async () => {
   const { context, page, complaints } = await visit(`${spec.url}/page/${spec.query}`);
-  const status = () => page.textContent("#status");
-  const again = async () => {
-    await page.reload();
-    await ready(page);
-    return asked(page);
-  };
   await ready(page);
-  const first = await asked(page);
-  assert.deepEqual(first.databases, []);
-  const second = await again();
-  assert.notEqual(second.key, first.key);
-  await page.check("#keep");
-  await page.waitForFunction(() => /is kept/.test(document.querySelector("#status")!.textContent!));
-  const kept = await again();
-  assert.equal(kept.key, second.key);
-  assert.equal(await page.isChecked("#keep"), true);
-  assert.match((await status())!, /The key is kept in this browser/);
-  const { extractable, bytes } = await record(page, "read");
-  assert.equal(extractable, false);
-  assert.ok(bytes > 16_000);
-  // A damaged record is replaced, and the page says so.
-  await record(page, "damage");
-  const replaced = await again();
-  assert.notEqual(replaced.key, second.key);
-  assert.match((await status())!, /The kept key can't be read, so a new one was made/);
-  await page.check("#keep");
-  await page.waitForFunction(() => /is kept/.test(document.querySelector("#status")!.textContent!));
-  assert.equal((await again()).key, replaced.key);
-  await page.uncheck("#keep");
-  await page.waitForFunction(() => /ends when you close/.test(document.querySelector("#status")!.textContent!));
-  const forgotten = await again();
-  assert.notEqual(forgotten.key, replaced.key);
-  assert.deepEqual(forgotten.databases, []);
+  const seeds = new Set<string>();
+  for (const _ of [1, 2]) {
+    const [request] = await Promise.all([page.waitForRequest("**/evaluate"), answered(page)]);
+    seeds.add(request.postDataBuffer()!.subarray(76, 108).toString("hex"));
+  }
+  assert.equal(seeds.size, 2);
+  const stored = await page.evaluate(async () => [(await indexedDB.databases()).length, localStorage.length, sessionStorage.length, document.cookie.length]);
+  assert.deepEqual(stored, [0, 0, 0, 0]);
   assert.deepEqual(complaints, []);
   await context.close();
 });
-
-/** The kept key as any script of the origin finds it, or after a bit of it was turned. */
-function record(page: Page, what: "read" | "damage"): Promise<{ extractable: boolean; bytes: number }> {
-  return page.evaluate(async (what) => {
-    const settled = <T>(request: IDBRequest<T>) => new Promise<T>((resolve, reject) => ((request.onsuccess = () => resolve(request.result)), (request.onerror = reject)));
-    const database = await settled(indexedDB.open("quad4fhe"));
-    const store = database.transaction("keys-1", "readwrite").objectStore("keys-1");
-    const found = await settled(store.get(await settled(store.getAllKeys()).then((keys) => keys[0]!)));
-    if (what === "damage") {
-      new Uint8Array(found.wrapped)[100]! ^= 1;
-      await settled(store.put(found, (await settled(store.getAllKeys()))[0]!));
-    }
-    database.close();
-    return { extractable: found.wrapping.extractable, bytes: found.wrapped.byteLength };
-  }, what);
-}
 
 test("a busy server is asked again", options, async () => {
   let refused = 0;
@@ -278,7 +205,7 @@ test("a reply that was made under another key is refused by its values", options
     await page.route("**/evaluate", async (route) => {
       const real = await route.fetch();
       const own = await real.body();
-      await route.fulfill({ response: real, body: await sealed(Buffer.concat([own.subarray(0, 132), stranger.subarray(132)])) });
+      await route.fulfill({ response: real, body: await sealed(Buffer.concat([own.subarray(0, 76), stranger.subarray(76)])) });
     });
   });
   await ready(second.page);
@@ -295,7 +222,6 @@ test("a hostile plan is refused before anything is sent", options, async () => {
     [(plan) => (plan.domain.bound *= 1e30), /could overflow/],
     [(plan) => (plan.per_request *= 4096), /refused: .*; nothing was sent/],
     [(plan) => (plan.domain.low[0] = null), /box is not a number/],
-    [(plan) => (plan.chain.keys = !plan.chain.keys), /disagree about keys/],
     [(plan) => (plan.settings = null), /settings is missing/],
     [(plan) => (plan.model_id = "0".repeat(64)), /not for what was asked/],
   ];
@@ -351,7 +277,6 @@ for (const value of ["Infinity", "-Infinity", "NaN", "", "1e999", "abc"]) {
 test("the page as one file works from disk, with its pinned plan", options, async () => {
   const { context, page, complaints, asked } = await visit(`file://${spec.file}`);
   await ready(page);
-  assert.equal(await page.isVisible("#keep"), false); // other pages from disk could read what it keeps
   await typeTable(page, spec.rows.slice(0, 20));
   await answered(page);
   assert.deepEqual(await table(page), spec.decisions.slice(0, 20));
@@ -374,16 +299,12 @@ test("the page as one file asks for the token of its server, and keeps what was 
   const fill = async () => {
     for (const [i, value] of spec.rows[0]!.entries()) await page.fill(`#value-${i}`, String(value));
   };
-  await page.waitForSelector("html[data-ready=yes], #access:not([hidden])", { state: "attached" });
-  const early = await page.isVisible("#token"); // where keys are sent first
-  if (!early) {
-    await fill();
-    assert.match((await answered(page)).problem, /the server asks for a token/i);
-  }
+  await ready(page);
+  await fill();
+  assert.match((await answered(page)).problem, /the server asks for a token/i);
   await page.fill("#token", spec.token);
   await page.click("text=Connect");
   await page.waitForSelector("#access", { state: "hidden" });
-  if (early) await fill();
   assert.equal((await answered(page)).verdict, `The answer is class ${spec.decisions[0]}.`);
   await context.close();
 });

@@ -25,22 +25,22 @@ test("masks are below their primes and depend on every part of their name", asyn
   const seed = new Uint8Array(32).fill(9);
   const masks = await Masks.of(seed);
   const primes = [249857n, 35184371884033n];
-  const mask = await masks.wide("request", 0, primes, 2048);
+  const mask = await masks.wide(0, primes, 2048);
   assert.ok(mask.every((word, i) => word < primes[Math.floor(i / 2048)]!));
   const narrow = [12289n, 249857n, 268369921n, 4294955009n]; // 2, 3, 4 and 4 full bytes
-  assert.deepEqual(Array.from(await masks.narrow(5, narrow, 1024)), Array.from(await masks.wide("request", 5, narrow, 1024), Number));
+  assert.deepEqual(Array.from(await masks.narrow(5, narrow, 1024)), Array.from(await masks.wide(5, narrow, 1024), Number));
   const stranger = await Masks.of(new Uint8Array(32));
-  const others = [masks.wide("key", 0, primes, 2048), masks.wide("request", 1, primes, 2048), stranger.wide("request", 0, primes, 2048)];
+  const others = [masks.wide(1, primes, 2048), stranger.wide(0, primes, 2048)];
   for (const other of await Promise.all(others)) assert.notDeepEqual(other, mask);
 });
 
 test("a mask is what another AES-256 in counter mode gives", async () => {
   const seed = Uint8Array.from({ length: 32 }, (_, i) => i);
-  const counter = Buffer.from([0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0]); // key, number 7, second prime, block 0
+  const counter = Buffer.from([0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0]); // number 7, second prime, block 0
   const stream = createCipheriv("aes-256-ctr", seed, counter).update(Buffer.alloc(4 * 4096));
   const q = 2n ** 31n - 2n ** 17n + 1n; // the masks ask for no prime
   const wanted = Array.from({ length: 4096 }, (_, i) => BigInt(stream.readUInt32LE(4 * i) & 0x7fffffff)).filter((word) => word < q);
-  const found = await (await Masks.of(seed)).wide("key", 7, [3n, q], 2048);
+  const found = await (await Masks.of(seed)).wide(7, [3n, q], 2048);
   assert.deepEqual(Array.from(found.subarray(2048)), wanted.slice(0, 2048));
 });
 

@@ -1,21 +1,21 @@
-/** Plans, containers, tables and HTTP without a browser: what a hostile server may send, and what the Python tests share. */
+/** Plans, messages, tables and HTTP without a browser: what a hostile server may send, and what the Python tests share. */
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { readReply, REQUEST, toHex, write } from "../src/container.ts";
 import { numbers, readCells, writeTable } from "../src/csv.ts";
 import { cryptographic, encode } from "../src/embedding.ts";
 import { AskError, TokenError } from "../src/errors.ts";
 import { post } from "../src/http.ts";
 import { ask, Client, type Connection, connect, startSeal } from "../src/index.ts";
 import { layoutOf } from "../src/layouts.ts";
+import { digestOf, readReply, toHex, writeRequest } from "../src/message.ts";
 import { readPlan } from "../src/plan.ts";
-import { SecretKey } from "../src/seal.ts";
+import { Context, SecretKey } from "../src/seal.ts";
 import { joined, Masks } from "../src/seeds.ts";
 
 const read = (name: string) => JSON.parse(readFileSync(new URL(`../../../tests/vectors/${name}.json`, import.meta.url), "utf8"));
-const { batch, packed } = read("plans");
+const { batch } = read("plans");
 const wasm = readFileSync(new URL("../node_modules/node-seal/dist/seal_throws.wasm", import.meta.url));
 const plan = readPlan(batch.plan, batch.sha256);
 
@@ -29,46 +29,43 @@ function synthetic(shape: readonly number[]): Uint32Array<ArrayBuffer> {
   });
 }
 
-const identity = {
-  plan: plan.sha256,
-  model: plan.modelId,
-  key: Uint8Array.from({ length: 16 }, (_, i) => i),
-  nonce: Uint8Array.from({ length: 16 }, (_, i) => 16 + i),
-};
-
-test("containers are those of the shared vectors, byte for byte", async () => {
-  const [request, reply] = read("containers");
+test("messages are those of the shared vectors, byte for byte", async () => {
+  const [request, reply] = read("messages");
   const layout = layoutOf(plan);
   const seed = Uint8Array.from({ length: 32 }, (_, i) => 32 + i);
-  const body = await write(REQUEST, identity, layout.request(plan), joined([seed, new Uint8Array(synthetic(request.shape).buffer)]));
-  assert.equal(toHex(body.subarray(0, 132)), request.header);
+  const body = await writeRequest(plan.sha256, layout.request(plan), joined([seed, new Uint8Array(synthetic(request.shape).buffer)]));
+  assert.equal(toHex(body.subarray(0, 76)), request.header);
   assert.equal(body.length, request.bytes);
-  assert.equal(toHex(body.subarray(-32)), request.sha256);
+  assert.equal(digestOf(body), request.sha256);
 
   const residues = synthetic(reply.shape);
   const data = new Uint8Array(reply.bytes);
   data.set(Buffer.from(reply.header, "hex"));
-  data.set(new Uint8Array(residues.buffer), 132);
+  data.set(new Uint8Array(residues.buffer), 76);
   data.set(Buffer.from(reply.sha256, "hex"), reply.bytes - 32);
-  assert.deepEqual(await readReply(data.buffer, identity, layout.reply(plan)), new Uint8Array(residues.buffer));
+  const open = (bytes: Uint8Array, id = request.sha256) => readReply(bytes.slice().buffer, plan.sha256, id, layout.reply(plan));
+  assert.deepEqual(await open(data), new Uint8Array(residues.buffer));
+  await assert.rejects(open(data, reply.sha256), /answers another request/);
+  for (const [place, wanted] of [[0, /not a quad4fhe message/], [8, /another version/], [10, /not a reply/], [12, /another plan/], [44, /another request/], [5000, /damaged/]] as const) {
+    const changed = data.slice();
+    changed[place]! ^= 1;
+    await assert.rejects(open(changed), wanted);
+  }
 });
 
-test("a plan of another layout is refused", () => {
-  assert.throws(() => layoutOf(readPlan(packed.plan, packed.sha256)), /does not speak layout packed/);
+test("a plan of a layout that is not spoken is refused", () => {
+  assert.throws(() => layoutOf(readPlan({ ...batch.plan, layout: "packed" }, batch.sha256)), /does not speak layout packed/);
 });
 
 test("what Python refuses in a plan is refused here", () => {
   const changes: [(plan: any) => void, RegExp][] = [
     [(plan) => (plan.chain.primes = [249857, 249857]), /not distinct/],
-    [(plan) => (plan.chain.primes = [249857, 12289]), /not distinct/],
+    [(plan) => (plan.chain.primes = [249857, 12289]), /not distinct/], // SEAL's own prime
     [(plan) => (plan.chain.primes = [249857, 188416]), /188416 is not a prime of its ring/],
     [(plan) => (plan.chain.primes = [249857, 12289 * 40961]), /is not a prime of its ring/],
     [(plan) => (plan.chain.primes = Array(1000).fill(12289)), /1 to 55 primes/],
     [(plan) => (plan.chain.primes = [4294955009, 4294828033]), /64 bits of modulus are not secure in a ring of 2048/],
-    [(plan) => (plan.chain.special = null), /without a special one/],
-    [(plan) => (plan.chain.special = 1073692673), /SEAL refuses 66 bits/],
     [(plan) => (plan.chain.ring = 512), /ring of 512/],
-    [(plan) => (plan.chain.keys = true), /disagree about keys/],
     [(plan) => ((plan.scales.x = 40), (plan.scales.w = 0), (plan.scales.v = 0), (plan.domain.bound = 1e-50)), /could overflow/],
     [(plan) => ((plan.scales = { x: 36, w: 0, v: 0 }), (plan.domain.bound = 1e-30)), /could overflow/],
     [(plan) => ((plan.scales = { x: 17, w: 0, v: 0 }), (plan.domain.bound = 0.01), (plan.domain.high[1] = 2 ** 20)), /too large for its scale/],
@@ -134,7 +131,7 @@ test("samples outside a box of the server's choice are refused after everything 
   for (const pinned of [false, true]) {
     let sent = 0;
     const server = { plan, pinned, send: async () => (sent++, new ArrayBuffer(0)) } as unknown as Connection;
-    const client = { plan, replyBytes: 1, keys: async () => null, encrypt: async () => ({ id: "", body: new Uint8Array(0), samples: 1 }) } as unknown as Client;
+    const client = { plan, replyBytes: 1, encrypt: async () => ({ id: "", body: new Uint8Array(0), samples: 1 }) } as unknown as Client;
     await assert.rejects(ask(client, server, [[9, 0]]), pinned ? /; correct the value/ : /ask again$/);
     assert.equal(sent, pinned ? 0 : 1);
     await assert.rejects(ask(client, server, [[Number.NaN, 0]]), /is not a number/);
@@ -142,58 +139,62 @@ test("samples outside a box of the server's choice are refused after everything 
   }
 });
 
-test("a public key is given out once: two of its forms would give the secret away", async () => {
-  const key = new SecretKey(await startSeal(wasm.buffer.slice(wasm.byteOffset, wasm.byteOffset + wasm.length) as ArrayBuffer), plan.chain);
-  assert.equal(key.publicKey().length, 2 * 3 * plan.chain.ring);
-  assert.throws(() => key.publicKey(), /was made already/);
-  key.forget();
-});
+const start = () => startSeal(wasm.buffer.slice(wasm.byteOffset, wasm.byteOffset + wasm.length) as ArrayBuffer);
 
-test("a saved key decrypts what it encrypted before, and is refused in another chain", async () => {
-  const seal = await startSeal(wasm.buffer.slice(wasm.byteOffset, wasm.byteOffset + wasm.length) as ArrayBuffer);
-  const first = new SecretKey(seal, plan.chain);
-  const { ring, primes, special } = plan.chain;
-  const cipher = first.encrypt(first.residues(encode(new Float64Array(ring / 2).fill(3), ring, 2 ** 20, cryptographic)));
-  const saved = first.save();
-  first.forget();
-  const second = new SecretKey(seal, plan.chain, saved);
-  assert.ok(second.decrypt(cipher, 2, 2 ** 20).every((slot) => Math.abs(slot - 3) < 1e-2));
-  assert.deepEqual(second.save(), saved);
-  second.forget();
-  const stranger = new SecretKey(seal, plan.chain);
-  assert.ok(stranger.decrypt(cipher, 2, 2 ** 20).some((slot) => Math.abs(slot - 3) > 1));
-  assert.notDeepEqual(stranger.save(), saved);
-  stranger.forget();
-  const other = { ring, primes: [...primes].reverse(), special };
-  assert.throws(() => new SecretKey(seal, other, saved), /the saved key is not one of this plan/);
-  assert.throws(() => new SecretKey(seal, plan.chain, saved.subarray(0, 500)), /the saved key is not one of this plan/);
-  const client = new Client(seal, plan);
-  assert.deepEqual(new Client(seal, plan, client.save()).save(), client.save());
-});
-
-test("an encryption under a seed decrypts with the mask of the seed, and only with that", async () => {
-  const key = new SecretKey(await startSeal(wasm.buffer.slice(wasm.byteOffset, wasm.byteOffset + wasm.length) as ArrayBuffer), plan.chain);
+test("each encryption takes the next mask of its key's seed, and decrypts with no other", async () => {
+  const context = new Context(await start(), plan.chain);
   const { primes, ring } = plan.chain;
   const values = new Float64Array(ring / 2).fill(3);
-  const residues = key.residues(encode(values, ring, 2 ** 20, cryptographic));
-  const seed = crypto.getRandomValues(new Uint8Array(32));
-  const masks = await Masks.of(seed);
-  const far = async (number: number) => {
-    const first = key.seeded(residues, await masks.narrow(7, primes, ring));
-    const slots = key.decrypt(Uint32Array.from([...first, ...(await masks.narrow(number, primes, ring))]), 2, 2 ** 20);
+  const residues = context.residues(encode(values, ring, 2 ** 20, cryptographic));
+  const [key, stranger] = [await SecretKey.fresh(context), await SecretKey.fresh(context)];
+  assert.notDeepEqual(key.seed, stranger.seed);
+  const firsts = [await key.encrypt(residues), await key.encrypt(residues)];
+  const far = async (reader: SecretKey, first: Uint32Array, number: number) => {
+    const mask = await (await Masks.of(key.seed)).narrow(number, primes, ring);
+    const slots = reader.decrypt(Uint32Array.from([...first, ...mask]), 2, 2 ** 20);
     return Math.max(...slots.map((slot) => Math.abs(slot - 3)));
   };
-  assert.ok((await far(7)) < 1e-2);
-  assert.ok((await far(8)) > 1);
-  key.forget();
+  for (const [number, first] of firsts.entries()) {
+    assert.ok((await far(key, first, number)) < 1e-2);
+    assert.ok((await far(key, first, 1 - number)) > 1);
+    assert.ok((await far(stranger, first, number)) > 1);
+  }
 });
 
-test("a plan of private replies needs a public key, and a flooding that keeps its word", () => {
+test("an encryption of zero is its mask times the secret, less a small error", async () => {
+  const context = new Context(await start(), plan.chain);
+  const { primes, ring } = plan.chain;
+  const key = await SecretKey.fresh(context);
+  await key.zero();
+  const first = await key.zero();
+  const mask = context.fromNtt(await (await Masks.of(key.seed)).wide(1, primes, ring));
+  const secret = key.coefficients();
+  assert.ok(new Set(secret).size === 3);
+  key.keepCoefficients();
+  for (const [place, q] of primes.entries()) {
+    for (const at of [0, 1, 77, ring - 1]) {
+      let sum = first[place * ring + at]!;
+      for (let i = 0; i < ring; i++) sum += (i <= at ? 1n : -1n) * BigInt(secret[(at - i + ring) % ring]!) * mask[place * ring + i]!;
+      const error = ((sum % q) + q) % q;
+      assert.ok(error <= 21n || error >= q - 21n, String(error));
+    }
+  }
+});
+
+test("every request has a key of its own, and its reply is read once", async () => {
+  const client = new Client(await start(), plan);
+  const [one, two] = [await client.encrypt([[0, 0]]), await client.encrypt([[0, 0]])];
+  assert.notDeepEqual(one.body.subarray(76, 108), two.body.subarray(76, 108));
+  assert.notEqual(one.id, two.id);
+  client.forget();
+  await assert.rejects(client.decide(new ArrayBuffer(0), one.id), /no open request/);
+});
+
+test("private replies have one more encryption in the request, and a flooding that keeps its word", () => {
   const changed = structuredClone(batch.plan);
   Object.assign(changed.settings, { replies: "private", flood: 60, security: 40.5 });
-  assert.throws(() => layoutOf(readPlan(changed, batch.sha256)), /disagree about keys/);
-  changed.chain.keys = true;
-  assert.equal(layoutOf(readPlan(changed, batch.sha256)).keys(readPlan(changed, batch.sha256))?.width, 1);
+  const made = readPlan(changed, batch.sha256);
+  assert.equal(layoutOf(made).request(made).shape[0], plan.features + 1);
   changed.settings.security = 39;
   assert.throws(() => layoutOf(readPlan(changed, batch.sha256)), /are not private/);
 });

@@ -1,4 +1,4 @@
-"""The page that encrypts in the browser: its files, and the policy headers that keep its key off the network.
+"""The page that encrypts in the browser: its files, and the policy headers that keep its keys off the network.
 
 The files in `web/` are built from `clients/web` by `make web` and shipped in the wheel.
 """
@@ -30,9 +30,9 @@ _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types quad4fhe"
 )
-# One worker holds the key, another sees raw inputs, and neither has a network: the page fetches the WebAssembly modules
-# and posts them. Not even 'self': an importScripts or a worker of its own would be a request, and could carry the key
-# in its address.
+# One worker holds the keys, another sees raw inputs, and neither has a network: the page fetches the WebAssembly
+# modules and posts them. Not even 'self': an importScripts or a worker of its own would be a request, and could carry a
+# key in its address.
 _WORKER_POLICY = "default-src 'none'; script-src 'wasm-unsafe-eval'"
 _TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "wasm": "application/wasm"}
 _NAMES = ("index.html", "page.css", "page.js", "worker.js", "features.js", "seal.wasm")

@@ -1,11 +1,10 @@
 /** What answers look like: one decision in words and bars, many as a table with a download. */
-import type { Answer, Scores } from "../client.ts";
+import type { Answer } from "../client.ts";
 import { writeTable } from "../csv.ts";
 import type { Plan } from "../plan.ts";
 import { bars, element, number, show } from "./view.ts";
 
 const SHOWN = 200; // rows of the result table; the download has all
-const NO_SCORES = "The server hides the scores of this model behind a random factor, so there is no margin to judge the decision by.";
 
 export function showAnswers(place: HTMLElement, answers: readonly Answer[], plan: Plan): void {
   if (answers.length === 1) one(place, answers[0]!, plan);
@@ -16,15 +15,11 @@ function className(plan: Plan, decision: number): string {
   return plan.classNames?.[decision] ?? `class ${decision}`;
 }
 
-function one(place: HTMLElement, { decision, scores }: Answer, plan: Plan): void {
+function one(place: HTMLElement, answer: Answer, plan: Plan): void {
+  const { decision, logits } = answer;
   const verdict = element("p", { class: "verdict", id: "verdict" }, `The answer is ${className(plan, decision)}.`);
-  if (scores === null) {
-    show(place, verdict, element("p", {}, NO_SCORES));
-    return;
-  }
-  const { logits } = scores;
   const shown = logits.length === 1 ? single(logits[0]!, plan) : bars(Array.from(logits, (_, k) => className(plan, k)), logits, decision);
-  show(place, verdict, ...trust(scores, plan), shown);
+  show(place, verdict, ...trust(answer, plan), shown);
 }
 
 /** A model with one output decides by its sign, so a bar would have nothing to compare it with. */
@@ -32,7 +27,7 @@ function single(score: number, plan: Plan): HTMLElement {
   return element("p", {}, `Score: ${number(score)}. A positive score means ${className(plan, 1)}, any other ${className(plan, 0)}.`);
 }
 
-function trust({ margin, certain, reliable }: Scores, plan: Plan): HTMLElement[] {
+function trust({ margin, certain, reliable }: Answer, plan: Plan): HTMLElement[] {
   const text = certain
     ? `Its margin of ${number(margin)} is larger than anything encryption can change (${number(plan.error)}).`
     : `Its margin of ${number(margin)} is smaller than what encryption can change (${number(plan.error)}): do not rely on it.`;
@@ -49,11 +44,11 @@ function trust({ margin, certain, reliable }: Scores, plan: Plan): HTMLElement[]
 type Row = (string | number)[];
 
 function many(place: HTMLElement, answers: readonly Answer[], plan: Plan): void {
-  const rows = answers.map(({ decision, scores }, n): Row => [n + 1, className(plan, decision), ...judged(scores)]);
+  const rows = answers.map((answer, n): Row => [n + 1, className(plan, answer.decision), ...judged(answer)]);
   const header = ["sample", "decision", ...["margin", "certain", "reliable"].slice(0, rows[0]!.length - 2)];
-  const outputs = answers[0]!.scores?.logits.length ?? 0;
+  const outputs = answers[0]!.logits.length;
   const names = outputs === 1 ? ["score"] : Array.from({ length: outputs }, (_, k) => `score of ${className(plan, k)}`);
-  const file = writeTable([...header, ...names], rows.map((row, n) => [...row, ...(answers[n]!.scores?.logits ?? [])]));
+  const file = writeTable([...header, ...names], rows.map((row, n) => [...row, ...answers[n]!.logits]));
   const link = element("a", { href: URL.createObjectURL(new Blob([file], { type: "text/csv" })), download: "answers.csv" }, "Download all as CSV");
   const body = rows.slice(0, SHOWN).map((row) =>
     element("tr", {}, ...row.map((cell) => element("td", {}, typeof cell === "number" ? number(cell) : cell))),
@@ -61,7 +56,6 @@ function many(place: HTMLElement, answers: readonly Answer[], plan: Plan): void 
   show(
     place,
     element("p", { class: "verdict", id: "verdict" }, `${answers.length} answers. ${summary(rows)}.`),
-    ...(outputs === 0 ? [element("p", {}, NO_SCORES)] : []),
     element("p", {}, link, rows.length > SHOWN ? ` The first ${SHOWN} are shown.` : ""),
     element(
       "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Answers" },
@@ -70,11 +64,10 @@ function many(place: HTMLElement, answers: readonly Answer[], plan: Plan): void 
   );
 }
 
-/** The margin, whether it is certain, and, where the plan says so, reliable; nothing where there are no scores. */
-function judged(scores: Scores | null): Row {
-  if (scores === null) return [];
+/** The margin, whether it is certain, and, where the plan says so, reliable. */
+function judged({ margin, certain, reliable }: Answer): Row {
   const word = (yes: boolean) => (yes ? "yes" : "no");
-  return [scores.margin, word(scores.certain), ...(scores.reliable === null ? [] : [word(scores.reliable)])];
+  return [margin, word(certain), ...(reliable === null ? [] : [word(reliable)])];
 }
 
 function summary(rows: readonly Row[]): string {

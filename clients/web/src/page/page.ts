@@ -3,9 +3,10 @@ import type { Answer } from "../client.ts";
 import { type Cells, readCells } from "../csv.ts";
 import { AskError, messageOf, TokenError } from "../errors.ts";
 import { asPromised, type Connection, connect, refuseOutside } from "../index.ts";
+import { HEADER_BYTES } from "../message.ts";
 import type { Plan } from "../plan.ts";
 import { checked } from "../samples.ts";
-import type { KeyOrigin } from "../worker.ts";
+import { SEED_BYTES } from "../seeds.ts";
 import { showAnswers } from "./answers.ts";
 import { type Inputs, inputsOf } from "./inputs.ts";
 import { Keeper } from "./keeper.ts";
@@ -14,16 +15,17 @@ import { bytes, element, number, show } from "./view.ts";
 
 const CLIPPED_IS_HERE = "To see the answer for values moved to the edge, tick the box and press the button; nothing more is sent";
 
+const CIPHERTEXT = HEADER_BYTES + SEED_BYTES; // where the first one of a request begins
+
 const MOST_FIELDS = 200; // an image has more values than anybody types
 
 const $ = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
 const place = findPlace();
-const keeper = new Keeper(place.worker, place.wasm, place.storage);
+const keeper = new Keeper(place.worker, place.wasm);
 let server: Connection | undefined;
 let inputs: Inputs | undefined;
 let token: string | undefined;
 let replyBytes = 0;
-let origin: KeyOrigin = "made";
 /** The hash of the plan that the form was made from. */
 let shown = "";
 /** A question that was answered, but whose answer was not shown, because a sample lay outside the server's box. */
@@ -38,19 +40,12 @@ interface Exchange {
   readonly seconds: number;
 }
 
-/** Connect for so many questions, and make a key for the plan. */
+/** Connect for so many questions, and prepare the worker for the plan. */
 async function open(questions: number): Promise<void> {
   const model = server?.plan.modelId ?? place.model; // what the form is for
   server = await connect({ ...place, model, token, questions });
-  unread = undefined; // its key ends
-  const started = await keeper.start(server.plan);
-  replyBytes = started.replyBytes;
-  const box = $<HTMLInputElement>("keep");
-  if (started.origin === "kept") box.checked = true;
-  else if (box.checked) await keeper.keep();
-  origin = started.origin;
-  keyStatus();
-  if (started.keys !== null) await server.register(started.keys);
+  unread = undefined; // its keys end
+  replyBytes = await keeper.start(server.plan);
 }
 
 async function start(entered?: string): Promise<void> {
@@ -75,16 +70,8 @@ async function start(entered?: string): Promise<void> {
     button.disabled = false;
   }
   $("access").hidden = true;
-  $("keeping").hidden = !place.storage;
-  keyStatus();
+  $("status").textContent = "Ready. Every request is encrypted with a key of its own, which ends with its answer.";
   document.documentElement.dataset["ready"] = "yes";
-}
-
-function keyStatus(): void {
-  const made = origin === "replaced" ? "The kept key can't be read, so a new one was made" : "A key was made in this tab";
-  const box = $<HTMLInputElement>("keep");
-  const words = box.checked ? "The key is kept in this browser until you untick the box below" : `${made}; it ends when you close it`;
-  $("status").textContent = `Ready. ${words}.`;
 }
 
 function askForToken(): void {
@@ -133,7 +120,7 @@ async function ask(): Promise<void> {
   const cells = text.trim() === "" ? typed(inputs!) : readCells(text, inputs!.columns);
   const { featurePart } = server!.plan;
   const rows = checked(await inputs!.features(cells), server!.plan) as Float64Array[];
-  if (server!.wantsOther(rows.length)) await open(rows.length); // with a fresh key
+  if (server!.wantsOther(rows.length)) await open(rows.length);
   const { plan } = server!;
   if (plan.featurePart !== featurePart) throw new AskError("the server's plans name different feature parts; nothing was sent");
   const clip = $<HTMLInputElement>("clip").checked;
@@ -159,11 +146,12 @@ async function sendAll(rows: readonly Float64Array[], plan: Plan): Promise<Excha
   const replies: { id: string; reply: ArrayBuffer }[] = [];
   let [up, down, glimpse] = [0, 0, new Uint8Array()];
   progress(0, rows.length);
+  await keeper.forget(); // a question before this one may not have been read
   // Everything is sent before anything is judged: an error must not tell the server what a reply decrypted to.
   for (let first = 0; first < rows.length; first += plan.perRequest) {
     const request = await keeper.encrypt(rows.slice(first, first + plan.perRequest));
     up += request.body.length;
-    if (glimpse.length === 0) glimpse = request.body.slice(132, 132 + 48);
+    if (glimpse.length === 0) glimpse = request.body.slice(CIPHERTEXT, CIPHERTEXT + 48);
     const reply = await server!.send(request, replyBytes);
     down += reply.byteLength;
     replies.push({ id: request.id, reply });
@@ -176,7 +164,7 @@ function traffic({ rows }: Cells, plan: Plan, sent: Exchange): void {
   const values = rows[0]!.slice(0, 12).join(", ");
   const more = rows.length * rows[0]!.length > 12 ? ", …" : "";
   const computed = plan.featurePart === null ? "" : " the features computed from them,";
-  show($("stayed"), element("p", {}, element("code", {}, values + more)), element("p", {}, `The values,${computed} the key, and what was decrypted.`));
+  show($("stayed"), element("p", {}, element("code", {}, values + more)), element("p", {}, `The values,${computed} the keys, and what was decrypted.`));
   const hex = Array.from(sent.glimpse, (byte) => byte.toString(16).padStart(2, "0")).join(" ");
   show(
     $("left"),
@@ -222,22 +210,6 @@ $("question").addEventListener("submit", async (event) => {
     button.disabled = false;
     $("progress").hidden = true;
   }
-});
-
-$<HTMLInputElement>("keep").addEventListener("change", async (event) => {
-  const box = event.target as HTMLInputElement;
-  hideProblem();
-  box.disabled = true;
-  try {
-    await (box.checked ? keeper.keep() : keeper.forget());
-  } catch (error) {
-    box.checked = false;
-    problem(error);
-  } finally {
-    box.disabled = false;
-  }
-  origin = "made";
-  keyStatus();
 });
 
 const prefersDark = matchMedia("(prefers-color-scheme: dark)").matches;

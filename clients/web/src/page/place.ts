@@ -11,8 +11,6 @@ export interface Place extends Pick<ConnectOptions, "url" | "model" | "layout" |
   wasm(): Promise<ArrayBuffer>;
   /** How feature parts are run; null where they can't be. */
   readonly features: { worker(): Worker; wasm(): Promise<ArrayBuffer> } | null;
-  /** Whether a key can be kept: what a page from disk stores, other pages from disk can read. */
-  readonly storage: boolean;
 }
 
 const policy = globalThis.trustedTypes?.createPolicy("quad4fhe", {
@@ -43,7 +41,6 @@ function served(): Place {
         return answer.arrayBuffer();
       },
     },
-    storage: true,
     wasm: async () => (await fetch("seal.wasm")).arrayBuffer(),
   };
 }
@@ -58,7 +55,6 @@ function onDisk(config: Config): Place {
   return {
     url: config.url,
     features: null, // onnxruntime-web would make the file 20 MB larger
-    storage: false,
     pinned: { plan: config.plan, sha256: config.sha256 },
     worker() {
       const code = new Blob([inline("worker")], { type: "text/javascript" });
