@@ -16,8 +16,9 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 test: check
-	# Many small problems: threads of the BLAS would only wait for each other. Files side by side, one per core up to four.
-	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	# Many small problems: threads of the BLAS and of torch would only wait for each other, and a waiting thread uses a core.
+	# Files side by side, one per core up to four.
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # As long as you like: make fuzz SECONDS=3600 TARGET=plans. Guided by coverage where atheris has a wheel (Linux).
 SECONDS := 20

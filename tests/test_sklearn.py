@@ -42,7 +42,7 @@ def problem(classes: int = 2, n: int = 150) -> tuple[Any, Any]:
 
 
 # An untrained classifier makes an estimator like any other: nothing is expected to fail.
-@parametrize_with_checks([QuadraticReplacement(untrained(hidden_layer_sizes=(16,), max_iter=500))])
+@parametrize_with_checks([QuadraticReplacement(untrained(hidden_layer_sizes=(16,), max_iter=500), family="shared")])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 def test_an_untrained_classifier_passes_every_check_of_scikit_learn(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -139,11 +139,11 @@ def test_it_works_behind_a_scaler_and_in_cross_validation() -> None:
     X, y = problem(3)
     scaler = StandardScaler().fit(X)
     model = trained(scaler.transform(X), y)[-1]
-    pipeline = Pipeline([("scale", FrozenEstimator(scaler)), ("net", QuadraticReplacement(model))])
+    pipeline = Pipeline([("scale", FrozenEstimator(scaler)), ("net", QuadraticReplacement(model, family="shared"))])
     scores = cross_val_score(pipeline, X, y, cv=3, error_score="raise")
     assert (scores > 0.6).all()
     agreed = cross_val_score(
-        QuadraticReplacement(trained(X, y, StandardScaler())),
+        QuadraticReplacement(trained(X, y, StandardScaler()), family="shared"),
         X,
         y,
         cv=3,

@@ -94,6 +94,7 @@ def train(net: Any, X: Any, y: Any) -> Any:
     """A few steps of Adam, so that several classes are decided."""
     import torch
 
+    torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost a hundred times the work
     optimiser = torch.optim.Adam(net.parameters(), 2e-2)
     for _ in range(150):
         out = net(torch.tensor(X))
