@@ -121,21 +121,22 @@ def test_rows_are_the_same_rows_wherever_they_come_from(tmp_path: Path) -> None:
     np.save(tmp_path / "first.npy", X[:300])
     np.save(tmp_path / "other.npy", X[300:].astype(np.float64))
     np.savez(tmp_path / "whole.npz", X=X)
-    table = pa.table({f"f{k}": X[:, k] for k in range(4)} | {"y": np.zeros(ROWS)})
+    table = pa.table({f"f{k}": X[:, k] for k in range(4)} | {"y": mlp.decide(X)})
     pq.write_table(table, tmp_path / "table.parquet", row_group_size=330)
-    expected = everything(fit(mlp, X, family="shared"))
+    with_labels = str(tmp_path / "table.parquet")
+    plain, labelled = (everything(fit(mlp, X, y, family="shared")) for y in (None, mlp.decide(X)))
     given: list[Any] = [
         np.load(tmp_path / "whole.npy", mmap_mode="r"),
         np.load(tmp_path / "whole.npy", mmap_mode="r")[:],
         *(tmp_path / name for name in ("whole.npy", "columns.npy", "whole.npz")),
-        str(tmp_path / "table.parquet"),
+        with_labels,
         [tmp_path / "first.npy", str(tmp_path / "other.npy")],
     ]
     for each in given:
-        assert everything(fit(mlp, each, family="shared")) == expected
+        assert everything(fit(mlp, each, family="shared")) == (labelled if each is with_labels else plain)
     with_workers = {"workers": 3, "memory": "120MB", "family": "shared"}
     for each in given[-2:]:
-        assert everything(fit(mlp, each, **with_workers)) == expected
+        assert everything(fit(mlp, each, **with_workers)) == (labelled if each is with_labels else plain)
         verify(fit(mlp, each, family="shared"), mlp, each, workers=2)
     made = Cubes(ROWS)
     assert everything(fit(mlp, made, workers=2, family="shared")) == everything(

@@ -107,7 +107,7 @@ def query_command(
 
     Example: quad4fhe query http://127.0.0.1:8443 test.npz -o decisions.csv
     quad4fhe query https://host:8443 test.npz --plan plan.json --token-file token
-    quad4fhe query https://host:8443 test.npz --plan p.json --canaries 9 --known k.npz
+    quad4fhe query https://host test.npz --plan p.json --canaries 9 --known k.npz
     quad4fhe query batches test.npz --plan plan.json
     quad4fhe query batches test.npz --replies replies
 
