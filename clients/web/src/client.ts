@@ -51,11 +51,16 @@ export class Client {
     if (rows.length > plan.perRequest) throw new AskError(`a request holds ${plan.perRequest} samples, not ${rows.length}`);
     const samples = checked(rows, plan).map((row) => encodable(row, plan));
     const key = await SecretKey.fresh(this.#context);
-    const payload = await this.#layout.encrypt(key, samples, plan);
-    const body = await writeRequest(plan.sha256, this.#layout.request(plan), payload);
-    const id = digestOf(body);
-    this.#open.set(id, { key, samples: rows.length });
-    return { body, id, samples: rows.length };
+    try {
+      const payload = await this.#layout.encrypt(key, samples, plan);
+      const body = await writeRequest(plan.sha256, this.#layout.request(plan), payload);
+      const id = digestOf(body);
+      this.#open.set(id, { key, samples: rows.length });
+      return { body, id, samples: rows.length };
+    } catch (error) {
+      key.forget();
+      throw error;
+    }
   }
 
   /** The answers in a reply to the request of this id; each reply is read once. */
