@@ -348,7 +348,7 @@ test("200 rows leave no gap between frames that a person would call a standstill
   await answered(page);
   const spent = performance.now() - started;
   const longest = await page.evaluate(() => Math.max(...(globalThis as unknown as { gaps: number[] }).gaps));
-  // Measured figures: benchmarks/web.json. On a busy machine everything takes longer; a page that computes where it draws
+  // On a busy machine everything takes longer; a page that computes where it draws
   // stands still for most of the time.
   assert.ok(longest < Math.max(1000, spent / 4), `longest gap between frames: ${longest} ms of ${spent} ms`);
   await context.close();
