@@ -106,7 +106,7 @@ def encrypted(name: str, family: str, work: Path) -> dict[str, Any]:
     """All test rows under encryption, in the default box."""
     X_cal, _, X_test, _ = load(name)
     found = Fit.load(work / f"{name}_{family}.safetensors")
-    made = plan(found, samples=len(X_test), layout="batch", X=X_cal)
+    made = plan(found, samples=len(X_test), layout="batch", replies="plain", X=X_cal)
     started = time.perf_counter()
     bill = predict_encrypted(found, made, X_test).bill
     assert bill is not None

@@ -97,7 +97,7 @@ def encrypted(model: Any, X: Any, Xt: Any, samples: int) -> dict[str, Any]:
     margins = np.abs(logits[:, 0]) if model.outputs == 1 else logits[:, -1] - logits[:, -2]
     box = np.stack([X.min(axis=0), X.max(axis=0)]).astype(np.float64)
     subject = SimpleNamespace(model=model, model_id=model.sha256, box=box, margins=margins)
-    made = plan(subject, samples=samples, X=X, layout="batch")
+    made = plan(subject, samples=samples, X=X, layout="batch", replies="plain")
     client, server = Client(made), Server(subject, made)
     server.warm_up()
     changed, seen, times = 0, 0, []

@@ -43,7 +43,7 @@ from quad4fhe import MLP, Client, Server, fit, plan
 with np.load(sys.argv[1]) as z:
     mlp, X = MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"]
 fitted = fit(mlp, X, family="shared")
-made = plan(fitted, samples=8192, X=X, layout="batch")
+made = plan(fitted, samples=8192, X=X, layout="batch", replies="plain")
 client, server = Client(made), Server(fitted, made)
 part = X[: made.per_request]
 request = next(iter(client.encrypt(part)))
@@ -61,7 +61,7 @@ class Encrypted:
 
     def __init__(self, fitted: Fit, X: Any) -> None:
         """Plan, encrypt, and check one reply against the model in the clear."""
-        made = plan(fitted, samples=8192, X=X, layout="batch", widen=0.0)
+        made = plan(fitted, samples=8192, X=X, layout="batch", replies="plain", widen=0.0)
         self.fitted, self.chain, self.slots = fitted, made.chain, made.per_request
         client, self.server = Client(made), Server(fitted, made)
         self.server.warm_up()

@@ -79,7 +79,15 @@ def plans(name: str) -> list[dict[str, Any]]:
         fitted = fit(mlp, X_cal, family=family)  # type: ignore[arg-type] # one of three words
         for precision in ("strict", "fast"):
             # One of two words, which the loop widens to str.
-            made = plan(fitted, samples=2048, layout="batch", precision=precision, X=X_cal, box=fitted.box)  # type: ignore[arg-type]
+            made = plan(
+                fitted,
+                samples=2048,
+                layout="batch",
+                precision=precision,  # type: ignore[arg-type]
+                replies="plain",
+                X=X_cal,
+                box=fitted.box,
+            )
             rows.append(
                 {
                     "model": name,

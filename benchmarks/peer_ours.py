@@ -41,8 +41,8 @@ def measure(network: Network) -> list[dict[str, Any]]:
     cases: list[tuple[str, Any, int, dict[str, Any]]] = [
         ("lift", "strict", 1, {}),
         ("lift plain", "strict", 1, {"replies": "plain"}),
-        ("batch", "strict", 4096, {}),
-        ("batch", "fast", 4096, {}),
+        ("batch", "strict", 4096, {"replies": "plain"}),
+        ("batch", "fast", 4096, {"replies": "plain"}),
     ]
     for name, precision, samples, extra in cases:
         form, layout = f"{name} {precision}", name.split()[0]

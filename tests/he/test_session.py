@@ -38,11 +38,11 @@ def test_encrypted_decisions_are_the_plaintext_ones(fit: StandInFit, plans: Plan
     assert (decide(logits) == fit.model.decide(X)).all()
 
 
-@pytest.mark.parametrize("n", [1, 2047, 2048, 2049])
+@pytest.mark.parametrize("n", [1, 4095, 4096, 4097])
 def test_any_batch_size_around_the_slots_works(n: int) -> None:
     fit = stand_in(random_model(2, 8, 2), random_samples(100, 2))
-    made = plan(fit, samples=min(n, 2048), layout="batch", precision="fast")
-    assert made.chain.slots == 2048
+    made = plan(fit, samples=min(n, 4096), layout="batch", precision="fast")
+    assert made.chain.slots == 4096
     client, server = connect(fit, made)
     X = random_samples(n, 2, seed=4).clip(*fit.box)
     found = run(client, server, X)

@@ -11,6 +11,7 @@ import pytest
 from quad4fhe import MLP, Fit, InputError, PolynomialModel, fit
 from quad4fhe.layouts import layout_of
 from quad4fhe.layouts.batch.costs import batch_forecast, batch_seconds
+from quad4fhe.layouts.batch.layout import BatchLayout
 from quad4fhe.layouts.batch.search import batch_chains, prove
 from quad4fhe.layouts.planner import plan
 from quad4fhe.names import Names
@@ -200,6 +201,29 @@ def test_logits_too_large_for_any_chain_are_refused_with_advice(size: float) -> 
     model = PolynomialModel.quadratic([[size]], [0.0], [[size]], [[0.0]], [0.0])
     with pytest.raises(InputError, match="standardise"):
         plan(stand_in(model, np.array([[1.0], [2.0]])), samples=1, layout="batch")
+
+
+def test_where_only_plain_replies_have_a_plan_one_line_says_so(
+    small: StandInFit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = BatchLayout.search
+    monkeypatch.setattr(
+        BatchLayout, "search", lambda layout, asked: search(layout, asked) if asked.replies == "plain" else []
+    )
+    with pytest.raises(InputError, match=r"no plan with private replies: .*: quad4fhe plan FIT --replies plain$"):
+        plan(small, samples=50, layout="batch")
+    assert plan(small, samples=50, layout="batch", replies="plain").plain
+
+
+@pytest.mark.parametrize("precision", ["strict", "fast"])
+@pytest.mark.parametrize("layout", ["batch", "lift"])
+def test_replies_are_private_unless_plain_ones_are_asked_for(small: StandInFit, layout: str, precision: str) -> None:
+    made = plan(small, samples=50, layout=layout, precision=precision)
+    assert made.settings["replies"] == "private"
+    assert made.settings["security"] >= 40
+    assert "replies private: " in describe(made)
+    told = describe(plan(small, samples=50, layout=layout, precision=precision, replies="plain"))
+    assert "copies: the weights follow from a few plain replies" in told
 
 
 def test_alpha_near_zero_takes_the_skip() -> None:

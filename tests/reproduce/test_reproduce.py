@@ -18,6 +18,7 @@ from quad4fhe import fit, plan
 from quad4fhe.cli import main
 from quad4fhe.he.predict import predict_encrypted
 from quad4fhe_reproduce import runner
+from quad4fhe_reproduce.ciphertexts import REPLIES
 from quad4fhe_reproduce.prepare import prepare
 from quad4fhe_reproduce.records import PoolResult, Record, Task
 from quad4fhe_reproduce.results import results, write_results
@@ -138,7 +139,14 @@ def test_encrypted_decisions_of_the_small_set_are_those_in_the_clear(trial: Tria
     assert {row.fit for row in rows} <= set(families)
     made = {name: fit(mlp, parts.X_cal, family=families[name], seed=task.seed) for name in {row.fit for row in rows}}
     for row in rows:
-        chosen = plan(made[row.fit], samples=row.samples, layout=row.layout, precision=row.precision, X=parts.X_cal)
+        chosen = plan(
+            made[row.fit],
+            samples=row.samples,
+            layout=row.layout,
+            precision=row.precision,
+            replies=REPLIES[row.layout],
+            X=parts.X_cal,
+        )
         X = np.clip(parts.X_test[: row.tried], *made[row.fit].box)
         within = int((np.abs(made[row.fit].model.logits(X)) <= chosen.error.bound).sum())
         # Only what lies nearer to the threshold than the bound of the plan may change; the calibration set may not.

@@ -33,7 +33,7 @@ def fit() -> Fit:
 
 @pytest.fixture(scope="module")
 def made(fit: Fit) -> Plan:
-    return plan(fit, samples=2048, layout="batch", precision="fast")
+    return plan(fit, samples=2048, layout="batch", precision="fast", replies="plain")  # a request of 2,048
 
 
 @pytest.fixture(scope="module")

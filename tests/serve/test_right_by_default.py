@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quad4fhe import Fit, InputError, Plan, plan
-from quad4fhe.cli import serve as command
-from quad4fhe.cli.options import Box
+from quad4fhe import Fit, InputError, plan
 from quad4fhe.he import message
 from quad4fhe.he.message import Kind
 from quad4fhe.serve.client import Remote, cheapest
@@ -23,7 +21,7 @@ PLAIN = "plain replies: any client learns the weights of fit from a few of them"
 
 @pytest.fixture(scope="module")
 def bare(fitted: tuple[Path, Fit]) -> Iterator[RunningServer]:
-    with RunningServer(fitted[0], "--workers", "1", "--replies", "auto") as running:
+    with RunningServer(fitted[0], "--workers", "1", plain=False) as running:
         yield running
 
 
@@ -57,20 +55,9 @@ def test_plain_replies_come_alone_when_asked_for_and_say_what_they_give_away(fit
 
 def test_a_model_never_has_plain_and_private_replies_at_once(fitted: tuple[Path, Fit]) -> None:
     fit = fitted[1]
-    both = plan(fit, samples=1, layout="lift"), plan(fit, samples=9, layout="batch")
+    both = plan(fit, samples=1, layout="lift"), plan(fit, samples=9, layout="batch", replies="plain")
     with pytest.raises(InputError, match=r"plain replies \(layout batch\) give away .* --replies private"):
         HostedModel(fit, both)
-
-
-def test_a_fit_without_a_private_plan_is_told_the_way_out(
-    fitted: tuple[Path, Fit], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, replies: str) -> Plan:
-        raise InputError(f"no chain is long enough for {replies} replies")
-
-    monkeypatch.setattr(command, "make_plan", refuse)
-    with pytest.raises(InputError, match="long enough for private replies; or add --replies plain, which gives"):
-        command._plans(fitted[1], 1, ("lift", "batch"), "strict", Box(), "auto")
 
 
 @pytest.mark.parametrize("private", [False, True])

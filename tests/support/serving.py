@@ -73,9 +73,9 @@ def free_port() -> int:
 class RunningServer:
     """`quad4fhe serve` on 127.0.0.1, until the `with` block ends; `waits` replaces its limits for idle connections."""
 
-    def __init__(self, *arguments: str | Path, waits: int | None = None) -> None:
+    def __init__(self, *arguments: str | Path, waits: int | None = None, plain: bool = True) -> None:
         words = ["serve", *map(str, arguments), "--json"]
-        if not {"--replies", "--plan", "lift"} & set(words):
+        if plain and not {"--replies", "--plan", "lift"} & set(words):
             words += ["--replies", "plain"]  # so that requests need no public key, and layouts do not differ in that
         if "--port" not in words:
             words += ["--port", "0"]

@@ -20,6 +20,7 @@ from quad4fhe.mlp import decide
 from quad4fhe.planning.plan import Plan, Precision
 from quad4fhe_reproduce.ciphertexts import (
     PAPER_GRID,
+    REPLIES,
     SMALL_GRID,
     Outcome,
     minimum_configuration,
@@ -52,7 +53,13 @@ def folded(fits: Mapping[str, Fit], bench: Bench) -> list[Encrypted]:
             for precision in _PRECISIONS:
                 try:
                     chosen = plan(
-                        made, samples=PLANNED, layout=layout, precision=precision, X=bench.X_cal, box=made.box
+                        made,
+                        samples=PLANNED,
+                        layout=layout,
+                        precision=precision,
+                        replies=REPLIES[layout],
+                        X=bench.X_cal,
+                        box=made.box,
                     )
                 except InputError:
                     continue  # a model too large for this layout has no row

@@ -29,7 +29,7 @@ FAMILIES = (*families.FAMILIES.names(), families.AUTO)
 DEGREES = (*map(str, families.DEGREES), "auto")
 REGIMES = ("auto", "hard", "rch", "soft")
 PRECISIONS = ("strict", "fast")
-REPLIES = ("auto", "private", "logits", "plain")
+REPLIES = ("private", "logits", "plain")
 
 
 def choice(names: Sequence[str], help: str) -> Any:
@@ -108,8 +108,7 @@ RepliesOption = Annotated[
     choice(
         REPLIES,
         "What a client can learn from replies. private: the logits at its ciphertext and nothing else about the "
-        "weights; logits: not even the effect of its encryption noise; plain: the weights. "
-        "Layout lift offers all, batch plain and private.",
+        "weights; logits: not even the effect of its encryption noise (layout lift alone); plain: the weights.",
     ),
 ]
 WidenOption = Annotated[
@@ -221,7 +220,7 @@ def make_plan(
     precision: str,
     box: Box,
     calib: Path | None = None,
-    replies: str = "auto",
+    replies: str = "private",
 ) -> quad4fhe.Plan:
     """Make the plan that these options ask for."""
     from quad4fhe import plan
@@ -242,7 +241,7 @@ def plan_options(
     return {
         "samples": samples,
         "precision": precision,
-        "replies": None if replies == "auto" else replies,
+        "replies": replies,
         "X": X_cal,
         **box.plan_options(fitted.mlp.features, fitted.names),
     }

@@ -26,7 +26,7 @@ def plan_command(
     samples: SamplesOption = 2048,
     layout: LayoutOption = "auto",
     precision: PrecisionOption = "strict",
-    replies: RepliesOption = "auto",
+    replies: RepliesOption = "private",
     box: BoxOption = None,
     widen: WidenOption = None,
     clip: PlanClipFlag = False,

@@ -57,7 +57,7 @@ def serve_command(
     ] = "all",
     samples: SamplesOption = 2048,
     precision: PrecisionOption = "strict",
-    replies: RepliesOption = "auto",
+    replies: RepliesOption = "private",
     box: BoxOption = None,
     widen: WidenOption = None,
     clip: PlanClipFlag = False,
@@ -210,15 +210,9 @@ def _plans(fit: Fit, samples: int, layouts: Sequence[str], precision: str, box: 
     found, errors = [], []
     for layout in layouts:
         try:
-            wanted = "private" if replies == "auto" else replies
-            found.append(make_plan(fit, samples, layout, precision, box, replies=wanted))
+            found.append(make_plan(fit, samples, layout, precision, box, replies=replies))
         except InputError as error:
             errors.append(error)
-    if not found and replies == "auto":
-        raise InputError(
-            f"there is no plan with private replies: {errors[0]}; or add --replies plain, which gives the weights away "
-            "within a few replies"
-        )
     if not found:
         raise errors[0]
     return found

@@ -41,12 +41,12 @@ class Layout(ABC):
     """One layout.
 
     `purpose` completes the sentence "layout NAME: ...". `canaries` says whether a request has room for known samples
-    beside others. `replies` are the kinds of replies it offers, its default first.
+    beside others. `replies` are the kinds of replies it offers.
     """
 
     name: ClassVar[str]
     purpose: ClassVar[str]
-    replies: ClassVar[tuple[str, ...]] = ("plain",)
+    replies: ClassVar[tuple[str, ...]]
     canaries: ClassVar[bool] = False
 
     # Planning.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from msgspec import structs
 from numpy.typing import ArrayLike
@@ -24,6 +26,7 @@ from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.proof.guarantee import Guarantee, HoldOut
 
 AUTO = "auto"
+PRIVATE, PLAIN = "private", "plain"
 
 
 @few_threads()
@@ -33,7 +36,7 @@ def plan(
     samples: int,
     layout: str = AUTO,
     precision: Precision = "strict",
-    replies: str | None = None,
+    replies: str = PRIVATE,
     X: ArrayLike | None = None,
     box: ArrayLike | None = None,
     widen: float | None = None,
@@ -54,8 +57,8 @@ def plan(
         "fast": at most one in a thousand.
     replies
         "private": a reply tells the client the logits at its own ciphertext and nothing else about the weights.
-        "logits": the same, without the noise of the client's encryption. "plain": replies hand out the weights. By
-        default "private" in layout lift and "plain" in batch, which offers these two.
+        "logits": the same, without the noise of the client's encryption; layout lift alone has it. "plain": replies
+        hand out the weights.
     X
         The calibration samples (n, d), in the order of the fit's margins. With them the error is forecast at each
         sample; without, for the whole box, which is rigorous, larger, and so costs more primes.
@@ -81,7 +84,7 @@ def plans(
     *,
     samples: int,
     precision: Precision = "strict",
-    replies: str | None = None,
+    replies: str = PRIVATE,
     X: ArrayLike | None = None,
     box: ArrayLike | None = None,
     widen: float | None = None,
@@ -105,7 +108,7 @@ def _box(fit: Fitted, box: ArrayLike | None, widen: float | None) -> tuple[Array
 
 
 def _question(
-    fit: Fitted, samples: int, precision: Precision, replies: str | None, X: ArrayLike | None, box: Array
+    fit: Fitted, samples: int, precision: Precision, replies: str, X: ArrayLike | None, box: Array
 ) -> Question:
     if samples < 1:
         raise InputError(f"samples is {samples}, wanted at least 1")
@@ -121,12 +124,12 @@ def _question(
     return Question(fit.model, box, margins, points, precision, samples, replies)
 
 
-def _offering(layout: str, replies: str | None) -> list[Layout]:
+def _offering(layout: str, replies: str) -> list[Layout]:
     """The layouts to try: the one of this name, or all that offer such replies."""
     if layout not in (AUTO, *LAYOUTS.names()):
         raise InputError(f"layout {layout!r}: wanted one of {', '.join((AUTO, *LAYOUTS.names()))}")
     tried = list(LAYOUTS) if layout == AUTO else [LAYOUTS.get(layout)]
-    found = [each for each in tried if replies is None or replies in each.replies]
+    found = [each for each in tried if replies in each.replies]
     if not found:
         offered = dict.fromkeys(kind for each in tried for kind in each.replies)
         raise InputError(f"replies {replies!r} with layout {layout}: wanted one of {', '.join(offered)}")
@@ -136,8 +139,22 @@ def _offering(layout: str, replies: str | None) -> list[Layout]:
 def _best(question: Question, layout: str, found: list[Choice]) -> Choice:
     """A choice that keeps every decision wins over one that does not; then the cheaper one."""
     if not found:
-        raise InputError(_offering(layout, question.replies)[0].why_not(question))
+        raise InputError(_why_none(question, layout))
     return min(found, key=_rank)
+
+
+def _why_none(question: Question, layout: str) -> str:
+    """Why there is no plan; where only plain replies have one, that too."""
+    why = _offering(layout, question.replies)[0].why_not(question)
+    if question.replies == PLAIN:
+        return why
+    plain = dataclasses.replace(question, replies=PLAIN)
+    if not any(each.search(plain) for each in _offering(layout, PLAIN)):
+        return why
+    return (
+        f"there is no plan with {question.replies} replies: {why}; or take plain ones, which give the weights away "
+        "within a few replies: quad4fhe plan FIT --replies plain"
+    )
 
 
 def _rank(choice: Choice) -> tuple[bool, float]:

@@ -71,7 +71,7 @@ def unseen_changes(margins: Array, deviation: float) -> float:
 class Question:
     """The input of a search: the model, its box, its margins, and the points to forecast at (None: the whole box).
 
-    `replies` is the kind of replies; None takes the default of each layout.
+    `replies` is the kind of replies.
     """
 
     model: PolynomialModel
@@ -80,7 +80,7 @@ class Question:
     points: Array | None
     precision: Literal["strict", "fast"]
     samples: int
-    replies: str | None = None
+    replies: str = "private"
 
     @cached_property
     def shape(self) -> Shape:

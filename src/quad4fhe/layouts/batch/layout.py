@@ -55,12 +55,12 @@ class BatchLayout(Layout):
 
     name: ClassVar[str] = "batch"
     purpose: ClassVar[str] = "many samples at once"
-    replies: ClassVar[tuple[str, ...]] = ("plain", "private")
+    replies: ClassVar[tuple[str, ...]] = ("private", "plain")
     canaries: ClassVar[bool] = True
 
     def search(self, question: Question) -> list[Choice]:
         """The cheapest chain for each form the model can take."""
-        private = question.replies == "private"
+        private = question.replies != "plain"
         found = (search_batch(question, form, private=private) for form in question.folding.forms)
         return [choice for choice in found if choice is not None]
 

@@ -304,6 +304,8 @@ def _least_flooding(question: Question, circuit: Circuit, made: Chain) -> Floodi
 
 def _free_flooding(least: Flooding, noise: BatchNoise, typical: float) -> Flooding:
     """The largest flooding that is lost in the noise a logit has anyway, and at least the least."""
+    if typical == 0:  # equal second weights: no noise reaches a decision
+        return least
     room = math.log2(typical * _UNSEEN / least.deviation) + noise.out
     most = math.floor(MOST_SECURITY - least.security)
     return replace(least, bits=least.bits + max(0, min(math.floor(room), most)))

@@ -105,7 +105,7 @@ class LiftLayout(Layout):
 
     def search(self, question: Question) -> list[Choice]:
         """The cheapest ring, primes and grouping."""
-        replies: Replies = next(r for r in REPLIES if r == (question.replies or REPLIES[0]))
+        replies: Replies = next(r for r in REPLIES if r == question.replies)
         question = lift_question(question)
         found = search_lift(question, replies)
         return [] if found is None else [_choice(question, found, replies)]
