@@ -16,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE.parents[1] / ".fuzz"
-NAMES = ("containers", "plans", "fits", "keys")
+NAMES = ("messages", "plans", "fits")
 sys.path.insert(0, str(HERE))
 
 
