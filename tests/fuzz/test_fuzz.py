@@ -72,3 +72,17 @@ def test_the_command_counts_its_inputs_and_keeps_a_crash(tmp_path: Path) -> None
     kept.write_bytes(plan_seeds()[0])
     done = subprocess.run([*command, "--replay", str(kept)], capture_output=True, text=True, check=True)
     assert done.stdout == "accepted\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "flags"),
+    [({"samples": 0}, {}), ({"lost": 10**6}, {}), ({}, {"accepted": 0, "lost": 0}), ({}, {"accepted": 10**6})],
+)
+def test_a_plan_whose_promise_counts_what_cannot_be_is_refused(change: dict[str, int], flags: dict[str, int]) -> None:
+    promise = {"samples": 9, "lost": 1, "agreement": 0.5, "inputs": "inside", "confidence": 0.5, "outside": 2}
+    promise |= {"error": 0.25, "by_class": []}
+    reliable = {"level": 0.5, "power": 0.5, "threshold": 0.25, "accepted": 4, "lost": 1}
+    plan = json.loads(plan_seeds()[0][1:]) | {"promise": promise | {"reliable": reliable}}
+    assert TARGETS["plans"].run(b"\x00" + json.dumps(plan).encode())
+    plan["promise"] = promise | change | {"reliable": reliable | flags}
+    assert not TARGETS["plans"].run(b"\x00" + json.dumps(plan).encode())

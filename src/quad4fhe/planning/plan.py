@@ -246,6 +246,7 @@ def _check_ranges(plan: Plan) -> None:
         ("number of samples", _in_range(plan.samples, 2**53)),
         ("model id", _is_sha256(plan.model_id)),
         ("feature part's hash", plan.feature_part is None or _is_sha256(plan.feature_part)),
+        ("promise", plan.promise is None or plan.promise.possible),
         ("room", plan.room is None or plan.room.possible),
         ("primes", max(plan.chain.every) < 2**60),
     ):

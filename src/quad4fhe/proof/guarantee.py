@@ -107,6 +107,17 @@ class Guarantee(Bound, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reliable: Reliable | None
 
     @property
+    def possible(self) -> bool:
+        """Whether the counts are ones that some hold-out rows can give; a stranger's plan may say anything."""
+        flag = self.reliable
+        counts = [(self.lost, self.samples)] + [(bound.lost, bound.samples) for bound in self.by_class]
+        if flag is not None:
+            counts += [(flag.lost, flag.accepted), (flag.accepted, self.samples)]
+            if flag.threshold is not None and not flag.accepted:
+                return False  # a margin is named only if some rows have it
+        return all(part <= whole for part, whole in counts)
+
+    @property
     def weakest(self) -> int:
         """The class with the smallest promise, the lowest of several."""
         return min(range(len(self.by_class)), key=lambda c: self.by_class[c].agreement)
