@@ -45,6 +45,7 @@ def server(fitted: tuple[Path, Fit], spool: Path) -> Iterator[RunningServer]:
     words = ("--precision", "fast", "--samples", "4", "--workers", "1", "--deadline", "10", "--spool", spool)
     with RunningServer(fitted[0], *words, "--pool", "ray") as running:
         yield running
+        stops_and_leaves_no_actor_no_ray_and_no_file(running, spool)  # here, so that the tests may come in any order
         assert "Traceback" not in "\n".join(running.log)
 
 
@@ -54,6 +55,16 @@ def actor(server: RunningServer) -> int:
     pid = int(said[-1][1])
     assert "ray" in Path(f"/proc/{pid}/cmdline").read_text()
     return pid
+
+
+def stops_and_leaves_no_actor_no_ray_and_no_file(server: RunningServer, spool: Path) -> None:
+    pid = actor(server)
+    daemons = server.workers()
+    assert len(list(spool.iterdir())) == 1
+    assert daemons, "this Ray is a child of the server"
+    assert server.stop(signal.SIGTERM) in (0, -signal.SIGTERM)
+    until(lambda: all(map(gone, [pid, *daemons])))
+    assert not list(spool.iterdir())
 
 
 def gone(pid: int) -> bool:
@@ -117,16 +128,6 @@ def test_a_deadline_ends_the_job_and_its_actor(server, fitted) -> None:
     assert response.status_code == 504
     until(lambda: gone(pid))
     works(server, fitted[1])
-
-
-def test_a_stopped_server_leaves_no_actor_no_ray_and_no_file(server, fitted, spool) -> None:
-    pid = actor(server)
-    daemons = server.workers()
-    assert len(list(spool.iterdir())) == 1
-    assert daemons, "this Ray is a child of the server"
-    assert server.stop(signal.SIGTERM) in (0, -signal.SIGTERM)
-    until(lambda: all(map(gone, [pid, *daemons])))
-    assert not list(spool.iterdir())
 
 
 def test_more_workers_than_ray_has_is_one_line(ray_session: None, fitted, capsys) -> None:
