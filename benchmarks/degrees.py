@@ -29,11 +29,12 @@ import numpy as np
 
 from compact import write
 from machine import describe
-from quad4fhe import MLP, Client, Server, fit, plan
+from quad4fhe import MLP, Client, fit, plan
 from quad4fhe.fitting import ladder as degrees_fitting
 from quad4fhe.fitting.basis import Basis
 from quad4fhe.fitting.rounding import GRID, Units, rounded_units
 from quad4fhe.fitting.select import Judged, Selection, judged_rows
+from quad4fhe.he.session import Server
 from quad4fhe.mlp import decide
 from quad4fhe.polynomial import PolynomialModel
 from quad4fhe.report.preactivations import preactivations
@@ -105,14 +106,14 @@ def encrypted(model: Any, X: Any, Xt: Any, samples: int) -> dict[str, Any]:
     for start in range(0, len(inside), made.per_request):
         part = inside[start : start + made.per_request]
         t0 = time.process_time()
-        request = client.encrypt(part)[0]
+        request = client.encrypt(part)
         encrypted_in = time.process_time() - t0
         if not start:
-            server.evaluate(request)  # the first one pays for fresh memory
+            server.answer(request)  # the first one pays for fresh memory
         t1 = time.process_time()
-        reply = server.evaluate(request)
+        reply = server.answer(request)
         t2 = time.process_time()
-        found = client.decrypt(reply)[: len(part)]
+        found = client.read(reply)
         times.append((t2 - t1, encrypted_in, time.process_time() - t2))
         changed += int(np.count_nonzero(decide(found) != model.decide(part)))
         seen += len(part)

@@ -1,4 +1,4 @@
-"""How many questions a copy of a two-class model takes when replies tell decisions only, and what a reply tells.
+"""How many questions a copy of a model takes: by labels alone, and by the answers of private replies.
 
     python benchmarks/extraction.py DATA [-o FILE]
 
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from quad4fhe.layouts.lift.decisions import SPREAD
 from scipy.optimize import linprog
 
 import quad4fhe
@@ -96,17 +95,6 @@ def by_bisection(model: Model, steps: int) -> tuple[int, float]:
     return model.asked - before, model.wrong(side * row)
 
 
-def told(scores: Floats) -> float:
-    """Bits that log2 |v| = log2 |y| + U tells about |y|, for scores y and U even on an interval of SPREAD."""
-    step = 0.01
-    logs = np.log2(np.abs(scores[scores != 0]))
-    shares = np.histogram(logs, bins=np.arange(logs.min(), logs.max() + 2 * step, step))[0] / logs.size
-    width = round(SPREAD / step)
-    mixed = np.convolve(shares, np.full(width, 1 / width))
-    mixed = mixed[mixed > 0]
-    return float(-(mixed * np.log2(mixed)).sum() - np.log2(width))
-
-
 def copies(fit: quad4fhe.Fit, pool: Floats, test: Floats, count: int) -> float:
     """The share of test decisions that a copy learned from answers about `count` rows of the pool has; mean of 20."""
     shares = []
@@ -140,15 +128,12 @@ def main() -> None:
                 "disagreement": float(np.median([r[1] for r in runs])),
             }
         )
-    out["told_bits"], out["copies"] = {}, {}
+    out["copies"] = {}
     for name in ("breast_cancer", "diabetes", "shuttle", "otto"):
         z = np.load(given.data / "models" / f"{name}.npz")
         fit = quad4fhe.fit(MLP(z["W1"], z["b1"], z["W2"], z["b2"]), z["X_cal"].astype(np.float64), family="shared")
         X, test = z["X_cal"].astype(np.float64), z["X_test"].astype(np.float64)
         out["copies"][name] = {n: copies(fit, X, test, n) for n in (50, 100, 200, 400)}
-        logits = fit.model.logits(test)
-        if logits.shape[1] <= 2:
-            out["told_bits"][name] = told(logits[:, 0] if logits.shape[1] == 1 else logits[:, 0] - logits[:, 1])
     print(json.dumps(out, indent=1))
     if given.out is not None:
         write(given.out, out)
